@@ -1,0 +1,1 @@
+"""CUDA graph performance regressions as ordinary pytest failures."""

@@ -1,0 +1,115 @@
+"""What can go wrong, as classes.
+
+::
+
+    GraphTestFailure (AssertionError)     a test's verdict: raised in its call phase, never caught by us
+    ├── EagerFailed                       the model raises without any graph
+    ├── AuditFailed                       a hazard makes the replay wrong or the capture impossible
+    ├── CompileFailed                     the compile step raised, or ran past its time
+    ├── CaptureFailed                     the capture was refused, or fell back
+    ├── ReplayMismatch                    replay differs from eager
+    ├── SpeedupTooLow                     the ratio gate
+    ├── SlowerThanBaseline                the latency gate
+    ├── TooManyKernels                    the structure gate
+    └── NotProven                         inconclusive or not judged, under --cudagraph-strict
+    CudagraphError (Exception)            a mistake of use or of the machine
+    ├── InputError                        example inputs that cannot be used as they are
+    ├── DeviceUnavailable                 the device asked for is not there
+    ├── BaselineError                     a baseline file that cannot be read or written
+    └── CaptureRefusal                    inside backends: why a capture cannot be; becomes CaptureFailed
+
+Public classes carry ``pytest_cudagraph`` as their module, so that a traceback shows the name a user imports.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pytest_cudagraph.values import GraphReport, Site
+
+
+class CudagraphError(Exception):
+    """A mistake of use or of the machine; the message says what is allowed, what was found, what to do."""
+
+
+class InputError(CudagraphError):
+    """Example inputs, outputs or arguments that cannot be used as they are."""
+
+
+class DeviceUnavailable(CudagraphError):
+    """The device asked for is not there."""
+
+
+class BaselineError(CudagraphError):
+    """A baseline file that cannot be read or written; the message names the file, which stays as it was."""
+
+
+class CaptureRefusal(CudagraphError):
+    """A capture that cannot be. ``text`` is what CUDA says in this case, ``hazard`` the id in the catalogue."""
+
+    def __init__(self, text: str, *, hazard: str, operation: str = "", site: Site | None = None) -> None:
+        self.text = text
+        self.hazard = hazard
+        self.operation = operation
+        self.site = site
+        place = f" at {site}" if site else ""
+        super().__init__(f"{text}{f' ({operation})' if operation else ''}{place}")
+
+
+class CompileTimeout(CudagraphError):
+    """A compile that ran past its time limit and was stopped."""
+
+
+class GraphTestFailure(AssertionError):
+    """A test's verdict. ``report`` is the whole story, as the fixture would have returned it."""
+
+    report: GraphReport | None
+
+    def __init__(self, message: str, report: GraphReport | None = None) -> None:
+        super().__init__(message)
+        self.report = report
+
+
+class EagerFailed(GraphTestFailure):
+    """The model raises in eager mode; the cause is the model's own exception, and no capture was tried."""
+
+
+class AuditFailed(GraphTestFailure):
+    """The eager model holds a hazard that makes replays wrong or captures impossible."""
+
+
+class CompileFailed(GraphTestFailure):
+    """The compile step raised, or ran past its time limit."""
+
+
+class CaptureFailed(GraphTestFailure):
+    """A graph could not be captured, or would not be used."""
+
+
+class ReplayMismatch(GraphTestFailure):
+    """Replay computed something else than eager; no timing is shown or saved."""
+
+
+class SpeedupTooLow(GraphTestFailure):
+    """Replay is, with confidence, less than the asked-for factor faster than eager."""
+
+
+class SlowerThanBaseline(GraphTestFailure):
+    """Replay is, beyond tolerance and noise, slower than the saved baseline."""
+
+
+class TooManyKernels(GraphTestFailure):
+    """The graph holds more kernels than the baseline and the marker allow."""
+
+
+class NotProven(GraphTestFailure):
+    """Nothing is wrong, nothing is proved, and ``--cudagraph-strict`` asks for proof."""
+
+
+for _public in (
+    CudagraphError, InputError, DeviceUnavailable, BaselineError, CaptureRefusal, CompileTimeout,
+    GraphTestFailure, EagerFailed, AuditFailed, CompileFailed, CaptureFailed, ReplayMismatch,
+    SpeedupTooLow, SlowerThanBaseline, TooManyKernels, NotProven,
+):  # fmt: skip
+    _public.__module__ = "pytest_cudagraph"

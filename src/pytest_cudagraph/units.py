@@ -1,0 +1,60 @@
+"""Nanoseconds, bytes and ratios, to words. The only place where a unit is converted for a reader."""
+
+from __future__ import annotations
+
+NS_PER_S = 1_000_000_000
+
+_TIME_STEPS = ((1e3, "ns", 1.0), (1e6, "µs", 1e3), (1e9, "ms", 1e6))
+_BYTE_STEPS = ("B", "KiB", "MiB", "GiB")
+
+
+def latency_text(nanoseconds: float) -> str:
+    """``112.1 µs``: one decimal, the unit chosen so that the number stays below 1000."""
+    for limit, unit, divisor in _TIME_STEPS:
+        # Rounding comes before choosing the unit, so that 999.96 µs reads 1.0 ms and never 1000.0 µs.
+        if round(nanoseconds / divisor, 1) * divisor < limit:
+            return f"{nanoseconds / divisor:.1f} {unit}"
+    return f"{nanoseconds / NS_PER_S:.1f} s"
+
+
+def seconds_text(nanoseconds: float) -> str:
+    """``0.9 s``: for the time a measurement or a compile took."""
+    seconds = nanoseconds / NS_PER_S
+    return f"{seconds:.1f} s" if seconds >= 0.1 else f"{seconds * 1e3:.0f} ms"
+
+
+def bytes_text(count: float) -> str:
+    """``41.0 MiB``; whole bytes below 1 KiB."""
+    for step, unit in enumerate(_BYTE_STEPS):
+        scaled = count / 1024**step
+        if round(scaled, 1) < 1024 or unit == _BYTE_STEPS[-1]:
+            break
+    return f"{scaled:.0f} {unit}" if unit == "B" else f"{scaled:.1f} {unit}"
+
+
+def factor_text(ratio: float) -> str:
+    """``1.07x``."""
+    return f"{ratio:.2f}x"
+
+
+def percent_text(fraction: float) -> str:
+    """``0.4 %`` for 0.004; no decimals from 10 % on."""
+    percent = fraction * 100
+    return f"{percent:.1f} %" if abs(percent) < 10 else f"{percent:.0f} %"
+
+
+def to_seconds(nanoseconds: float) -> float:
+    """Seconds, for files and documents."""
+    return nanoseconds / NS_PER_S
+
+
+def to_ns(seconds: float) -> float:
+    """Nanoseconds, from files, options and documents."""
+    return seconds * NS_PER_S
+
+
+def plural(count: int, noun: str) -> str:
+    """``1 kernel``, ``2 kernels``, ``3 batches``: regular English nouns only."""
+    if count == 1:
+        return f"1 {noun}"
+    return f"{count} {noun}es" if noun.endswith(("s", "ch", "x")) else f"{count} {noun}s"
