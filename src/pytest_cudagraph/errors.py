@@ -16,7 +16,9 @@
     ├── InputError                        example inputs that cannot be used as they are
     ├── DeviceUnavailable                 the device asked for is not there
     ├── BaselineError                     a baseline file that cannot be read or written
+    ├── CompileTimeout                    inside compile: past its time limit; becomes CompileFailed
     └── CaptureRefusal                    inside backends: why a capture cannot be; becomes CaptureFailed
+    InconclusiveWarning (UserWarning)     the time budget ended before the evidence was enough
 
 Public classes carry ``pytest_cudagraph`` as their module, so that a traceback shows the name a user imports.
 """
@@ -107,9 +109,13 @@ class NotProven(GraphTestFailure):
     """Nothing is wrong, nothing is proved, and ``--cudagraph-strict`` asks for proof."""
 
 
+class InconclusiveWarning(UserWarning):
+    """The time budget ended before the evidence said pass or fail."""
+
+
 for _public in (
     CudagraphError, InputError, DeviceUnavailable, BaselineError, CaptureRefusal, CompileTimeout,
     GraphTestFailure, EagerFailed, AuditFailed, CompileFailed, CaptureFailed, ReplayMismatch,
-    SpeedupTooLow, SlowerThanBaseline, TooManyKernels, NotProven,
+    SpeedupTooLow, SlowerThanBaseline, TooManyKernels, NotProven, InconclusiveWarning,
 ):  # fmt: skip
     _public.__module__ = "pytest_cudagraph"

@@ -1,1 +1,81 @@
-"""The pytest hooks."""
+"""The pytest hooks: each hands on in a line or two. Loaded in every pytest run, so torch is never imported here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from pytest_cudagraph.fixtures import (
+    assert_replay_close,
+    capture_graphs,
+    compile_model,
+    cudagraph,
+    measure_speedup,
+    perf_monitor,
+    run,
+)
+from pytest_cudagraph.settings import MARK_HELP, add_options
+
+# pytest finds fixtures among the names of a plugin module.
+__all__ = [
+    "assert_replay_close",
+    "capture_graphs",
+    "compile_model",
+    "cudagraph",
+    "measure_speedup",
+    "perf_monitor",
+]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    add_options(parser)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", MARK_HELP)
+    run.begin(config)
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    run.check_machine(session.config)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    run.select(config, items)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_deselected(items: Sequence[pytest.Item]) -> None:
+    run.note_deselected(items)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_finish(session: pytest.Session) -> None:
+    run.open_devices(session)
+
+
+def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
+    return run.header(config)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    report = yield
+    run.note_result(item, report)
+    return report
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    run.receive(node)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    run.end(session, exitstatus)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    run.summarise(terminalreporter)

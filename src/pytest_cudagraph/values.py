@@ -252,6 +252,13 @@ class BatchReport:
         """The first judgement that carries the verdict."""
         return next((j for j in self.judgements if j.verdict is self.verdict), None)
 
+    @property
+    def word(self) -> str:
+        """The verdict as tables and counts say it: ``slower`` for a missed baseline gate, else the verdict's words."""
+        if self.verdict is Verdict.FAILED and self.worst is not None and self.worst.gate == "baseline":
+            return "slower"
+        return self.verdict.value.replace("-", " ")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphReport:

@@ -1,0 +1,84 @@
+"""What every story of one device shares: its backend, what is known of it, what was saved of it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pytest_cudagraph import device
+from pytest_cudagraph.backends import open_backend
+from pytest_cudagraph.baseline import JsonStore, read
+from pytest_cudagraph.errors import BaselineError
+from pytest_cudagraph.measure import PerfCounterClock
+from pytest_cudagraph.protocols import Backend, Clock
+from pytest_cudagraph.settings import Settings
+from pytest_cudagraph.values import DeviceInfo, NoBaseline, SavedBatch
+
+Progress = Callable[[str], None]
+"""Tells a reader what is going on; does nothing where nobody watches."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bench:
+    """An opened device. ``judged`` is whether its speed counts; if not, ``why_not`` says why."""
+
+    backend: Backend
+    device: DeviceInfo
+    judged: bool
+    why_not: str
+    saved: Mapping[tuple[str, int], SavedBatch]
+    elsewhere: Sequence[SavedBatch]
+    """Entries of other devices' files: they are not compared, and the report says so."""
+    baseline_file: Path
+    clock: Clock
+    replaces: bool = False
+    """Whether saved entries are being replaced on request, and so hold nobody back."""
+
+    def find_saved(self, name: str, batch_size: int) -> SavedBatch | NoBaseline:
+        """The saved entry of this device; else whether another device has one."""
+        found = self.saved.get((name, batch_size))
+        if found is not None:
+            return found
+        others = [entry.device.name for entry in self.elsewhere if (entry.name, entry.batch_size) == (name, batch_size)]
+        if others:
+            reason = f"the baseline is of {', '.join(sorted(set(others)))}; this run is on {self.device.name}"
+            return NoBaseline(comparison="not-comparable", reason=reason)
+        return NoBaseline(comparison="new", reason=f"nothing is saved in {self.baseline_file.name} yet")
+
+
+def open_bench(option: str, settings: Settings) -> Bench:
+    """Open the device of ``--cudagraph-device`` (or of a marker) and read its baseline file.
+
+    Raises :class:`~pytest_cudagraph.errors.DeviceUnavailable` and
+    :class:`~pytest_cudagraph.errors.BaselineError`.
+    """
+    choice = device.choose(option, require_gpu=settings.require_gpu)
+    described = device.describe(choice.kind)
+    store = JsonStore(settings.baseline_folder, described)
+    judged, why_not = choice.judged, choice.reason
+    if settings.workers > 1:
+        # Other workers' tests run at the same moment on the same cores and the same GPU.
+        judged, why_not = False, f"{settings.workers} xdist workers share this machine; run without -n to judge speed"
+    return Bench(
+        backend=open_backend(choice.kind),
+        device=described,
+        judged=judged,
+        why_not="" if judged else why_not,
+        saved=store.load() if settings.enabled else {},
+        elsewhere=_elsewhere(store.path) if settings.enabled else (),
+        baseline_file=store.path,
+        clock=PerfCounterClock(),
+        replaces=settings.update in ("changed", "all"),
+    )
+
+
+def _elsewhere(own: Path) -> tuple[SavedBatch, ...]:
+    """What other devices' files hold; one that cannot be read concerns the runs on its device, not this one."""
+    found: list[SavedBatch] = []
+    for path in sorted(own.parent.glob("*.json")):
+        if path != own:
+            with contextlib.suppress(BaselineError):
+                found += read(path).entries.values()
+    return tuple(found)

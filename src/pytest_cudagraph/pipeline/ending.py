@@ -1,0 +1,140 @@
+"""The end of a run: what is written, what is said. Knows no torch, so that an xdist controller need not load it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pytest_cudagraph import environment, record, report
+from pytest_cudagraph.baseline import JsonStore, Key
+from pytest_cudagraph.errors import BaselineError
+from pytest_cudagraph.settings import Settings
+from pytest_cudagraph.values import DeviceInfo, GraphReport, SavedBatch
+
+if TYPE_CHECKING:
+    from pytest_cudagraph.pipeline.bench import Bench
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collected:
+    """What pytest ran: which tests passed, and whether those were all there are."""
+
+    passed: frozenset[str]
+    finished: bool
+    """False after Ctrl-C or an internal error: then nothing is written."""
+    complete: bool
+    """Whether no test was left out of the files that were looked at."""
+    paths: tuple[str, ...]
+    """What was looked at: files and folders relative to the root directory, ``.`` for all of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """What a run says at its end. ``failed``: it ends with a non-zero exit status although no test failed."""
+
+    lines: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
+    failed: bool = False
+
+
+@dataclass(slots=True)
+class _Said:
+    lines: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+
+def end_run(reports: Sequence[GraphReport], collected: Collected, settings: Settings) -> Ending:
+    """Write what may be written, and say all that is to be said.
+
+    A file that cannot be written is a problem of the run, never an exception: the other files are still written.
+    """
+    said = _Said(lines=report.table(reports) if reports else [])
+    for device in _devices(reports):
+        _end_device(device, [each for each in reports if each.device == device], collected, settings, said)
+    if settings.json:
+        _write_document(Path(settings.json), reports, settings, said)
+    return Ending(lines=tuple(said.lines), problems=tuple(said.problems), failed=bool(said.problems))
+
+
+def _devices(reports: Iterable[GraphReport]) -> list[DeviceInfo]:
+    return list(dict.fromkeys(each.device for each in reports if each.device is not None))
+
+
+def _end_device(
+    device: DeviceInfo, reports: Sequence[GraphReport], collected: Collected, settings: Settings, said: _Said
+) -> None:
+    store = JsonStore(settings.baseline_folder, device)
+    try:
+        saved = store.load()
+        plan = _plan(reports, collected, settings, saved)
+        store.merge(plan.write, commit_info=environment.commit(settings.rootdir) or {})
+    except BaselineError as error:
+        said.problems.append(str(error))
+        return
+    looked_at = {key: entry for key, entry in saved.items() if _was_looked_at(key, collected)}
+    stale = record.stale(reports, looked_at, complete_run=collected.complete)
+    said.lines += report.closing(
+        reports,
+        record.counts(reports, looked_at, complete_run=collected.complete),
+        wrote=(len(plan.write), _shown(store.path, settings.rootdir)) if plan.write else None,
+        refused=plan.refused,
+        stale=stale,
+    )
+    if stale and settings.strict:
+        said.problems.append(
+            f"strict: {len(stale)} stale in {_shown(store.path, settings.rootdir)}; "
+            "pytest-cudagraph baseline prune drops what no test covers"
+        )
+
+
+def _plan(
+    reports: Iterable[GraphReport], collected: Collected, settings: Settings, saved: Mapping[Key, SavedBatch]
+) -> record.Plan:
+    """What to write; nothing unless it was asked for and the run came to its end."""
+    if settings.update == "never" or not collected.finished:
+        return record.Plan()
+    passed = [each for each in reports if each.nodeid in collected.passed]
+    now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    return record.entries(passed, settings.update, saved, saved_at=now)
+
+
+def _was_looked_at(key: Key, collected: Collected) -> bool:
+    """Whether a saved entry belongs to what this run looked at; an entry with a name of its own only to all of it."""
+    file = key[0].partition("::")[0]
+    if file == key[0]:
+        return "." in collected.paths
+    return any(path == "." or file == path or file.startswith(f"{path}/") for path in collected.paths)
+
+
+def _shown(path: Path, root: Path) -> str:
+    return path.relative_to(root).as_posix() if path.is_relative_to(root) else path.as_posix()
+
+
+def _write_document(path: Path, reports: Sequence[GraphReport], settings: Settings, said: _Said) -> None:
+    """Write ``--cudagraph-json`` whole or not at all."""
+    device = next(iter(_devices(reports)), None)
+    text = report.json_text(report.document(reports, device, settings))
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        said.problems.append(f"--cudagraph-json: {path} could not be written: {error.strerror}; nothing was changed")
+
+
+def header_lines(benches: Iterable[Bench], settings: Settings) -> list[str]:
+    """One line per device: what this run measures on, against which file and gate."""
+    return [
+        report.header(
+            bench.device,
+            baseline=_shown(bench.baseline_file, settings.rootdir),
+            min_speedup=settings.min_speedup,
+            judged=bench.judged,
+        )
+        for bench in dict.fromkeys(benches)
+    ]

@@ -1,0 +1,53 @@
+"""What the stage fixtures hand to a test: a compiled model, a set of graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from pytest_cudagraph import inputs
+from pytest_cudagraph.protocols import Model
+from pytest_cudagraph.values import Receipt
+
+if TYPE_CHECKING:
+    from pytest_cudagraph.pipeline.story import Story
+    from pytest_cudagraph.settings import Case
+
+
+class CompiledModel:
+    """A model compiled for each batch size; calling it picks the one for the inputs' batch size."""
+
+    def __init__(self, story: Story | None, eager: Model, batch_dim: Any) -> None:
+        self.story, self.eager, self._batch_dim = story, eager, batch_dim
+
+    def for_batch(self, batch_size: int) -> Model:
+        """The callable compiled for one batch size; without ``--cudagraph`` the model itself."""
+        return self.story.call_for(batch_size) if self.story else self.eager
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.for_batch(inputs.example_batch_size(args, kwargs, self._batch_dim))(*args, **kwargs)
+
+
+class Graphs(Mapping[int, Callable[..., Any]]):
+    """One callable per batch size that copies its inputs in and replays; without ``--cudagraph`` the eager model.
+
+    Outputs live in the graph's own memory: the next replay overwrites them.
+    """
+
+    def __init__(self, case: Case, story: Story | None, eager: Model) -> None:
+        self.case, self.story = case, story
+        self._eager = {} if story else dict.fromkeys(case.batch_sizes, eager)
+
+    @property
+    def receipts(self) -> Mapping[int, Receipt]:
+        """Per batch size what was captured; empty without ``--cudagraph``."""
+        return {size: graph.receipt for size, graph in self.story.graphs.items()} if self.story else {}
+
+    def __getitem__(self, batch_size: int) -> Callable[..., Any]:
+        return (self.story.graphs if self.story else self._eager)[batch_size]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(sorted(self.story.graphs if self.story else self._eager))
+
+    def __len__(self) -> int:
+        return len(self.story.graphs if self.story else self._eager)

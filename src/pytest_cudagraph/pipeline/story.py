@@ -1,0 +1,274 @@
+"""The story of one model: audit, compile, capture, check, measure, gate. The only place that knows the order."""
+
+from __future__ import annotations
+
+import itertools
+import zlib
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pytest_cudagraph import audit, capture, check, compile, gate, hazards, measure, state, stopping
+from pytest_cudagraph.errors import CudagraphError, InputError
+from pytest_cudagraph.gate import findings
+from pytest_cudagraph.pipeline.bench import Bench, Progress
+from pytest_cudagraph.pipeline.subject import Subject, run_eagerly
+from pytest_cudagraph.protocols import CapturedGraph, Model, StoppingRule
+from pytest_cudagraph.units import seconds_text, to_ns
+from pytest_cudagraph.values import (
+    Agreement,
+    BatchReport,
+    Comparison,
+    Disagreement,
+    GraphReport,
+    Judgement,
+    NoBaseline,
+    SavedBatch,
+    Timing,
+)
+
+if TYPE_CHECKING:
+    from pytest_cudagraph.settings import Case
+
+
+def tell(story: Story) -> GraphReport:
+    """Run every stage in order, as far as the story holds, and report."""
+    for stage in (story.run_eager, story.audit, story.compile, story.capture, story.check, story.measure):
+        stage()
+        if story.has_ended:
+            break
+    return story.report()
+
+
+class Story:
+    """One subject on one bench. Each method is one stage; a stage that finds against the model ends the story.
+
+    A context manager: leaving it releases graphs, pools and compiled packages, also after an exception.
+    """
+
+    def __init__(
+        self,
+        case: Case,
+        bench: Bench,
+        subject: Subject,
+        *,
+        cache_folder: Callable[[], Path],
+        compile_timeout_s: float,
+        progress: Progress,
+    ) -> None:
+        self.case, self.bench, self.subject = case, bench, subject
+        self._cache_folder, self._compile_timeout_s = cache_folder, compile_timeout_s
+        self._progress = progress
+        self._resources = ExitStack()
+        self._audit = audit.Audit()
+        self._compiled: compile.Compiled | None = None
+        self._judgements: list[Judgement] = []
+        self._of_batch: dict[int, list[Judgement]] = {size: [] for size in subject.examples}
+        self.graphs: Mapping[int, CapturedGraph] = {}
+        self.agreements: Mapping[int, Agreement | Disagreement] = {}
+        self._captures: capture.Captures | None = None
+        self._timings: dict[int, Timing] = {}
+        self._comparisons: dict[int, Comparison] = {}
+
+    def __enter__(self) -> Story:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Release everything held; a second call does nothing."""
+        self.graphs, self._captures = {}, None
+        self._resources.close()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether some stage has found against the model."""
+        found = itertools.chain(self._judgements, *self._of_batch.values())
+        return any(judgement.verdict.fails for judgement in found)
+
+    @property
+    def _seed(self) -> int:
+        """The same for the same test, so that a run can be repeated; it stands in the report."""
+        return zlib.crc32(self.case.name.encode())
+
+    def run_eager(self) -> None:
+        """Call the model as it is, once per batch size."""
+        run_eagerly(self.subject.eager, self.subject.examples, self.bench.backend)
+
+    def audit(self) -> None:
+        """Look for hazards in the eager model, at the smallest batch size."""
+        self._progress(f"{self.case.name}: audit")
+        smallest = self.subject.examples[min(self.subject.examples)]
+        self._audit = audit.audit(self.subject.eager, smallest, self.bench.backend)
+        errors = [finding for finding in self._audit.findings if finding.level == "error"]
+        self._judgements += [findings.judge_finding(finding) for finding in errors]
+
+    def compile(self) -> None:
+        """Compile the model for each batch size; a failure is a judgement, never silence."""
+        self._progress(f"{self.case.name}: compile ({self.case.compile})")
+        try:
+            self._compiled = self._resources.enter_context(
+                compile.compile_model(
+                    self.subject.eager,
+                    self.subject.examples,
+                    self.case.compile,
+                    self.bench.backend,
+                    cache_dir=self._cache_folder() if self.case.compile == "aot" else Path(),
+                    time_limit_s=self._compile_timeout_s,
+                )
+            )
+        except InputError:
+            raise
+        except CudagraphError as error:
+            self._judgements.append(findings.judge_compile_failure(error))
+
+    def call_for(self, batch_size: int) -> Model:
+        """What is captured at a batch size: the compiled code, or the model itself."""
+        return self._compiled.call_for(batch_size) if self._compiled else self.subject.eager
+
+    def capture(self) -> None:
+        """Capture every batch size into one pool, and see that each graph holds something."""
+        pool = self._resources.enter_context(self.bench.backend.pool())
+        captures = capture.capture_batches(
+            self.call_for,
+            self.subject.examples,
+            pool,
+            model=self.subject.eager,
+            backend=self.bench.backend,
+            executions=self._compiled.executions if self._compiled else lambda _: None,
+            progress=lambda line: self._progress(f"{self.case.name}: {line}"),
+        )
+        # Held as long as the graphs are: it keeps memory alive that they read by address.
+        self._captures, self.graphs = captures, captures.graphs
+        for batch_size, graph in self.graphs.items():
+            self._of_batch[batch_size].append(gate.judge_capture(graph.receipt))
+        if captures.refused is not None and captures.refused_batch is not None:
+            fix = hazards.CATALOGUE[captures.refused.hazard].fix
+            self._of_batch[captures.refused_batch].append(gate.refused(captures.refused, fix=fix))
+
+    def check(self) -> None:
+        """Prove replays against eager; a second call proves them anew."""
+        self.agreements = check.check_replays(
+            self.graphs,
+            lambda _: self.subject.eager,
+            self.subject.examples,
+            model=self.subject.eager,
+            backend=self.bench.backend,
+            seed=self._seed,
+            rtol=self.case.rtol,
+            atol=self.case.atol,
+            progress=lambda line: self._progress(f"{self.case.name}: {line}"),
+        )
+        for batch_size, found in self.agreements.items():
+            self._replace(batch_size, gate.judge_agreement(found))
+
+    def measure(self) -> None:
+        """Time and gate every batch size, the structure first: it is exact. A second call measures anew."""
+        for batch_size in self.case.batch_sizes:
+            self._progress(f"{self.case.name}: measure batch {batch_size}")
+            timing = self._timings[batch_size] = self._time(batch_size)
+            for judgement in self._gate(batch_size, timing):
+                self._replace(batch_size, judgement)
+
+    def _time(self, batch_size: int) -> Timing:
+        backend, example, graph = self.bench.backend, self.subject.examples[batch_size], self.graphs[batch_size]
+        eager, call, args, kwargs = self.subject.eager, self.call_for(batch_size), example.args, example.kwargs
+        before = state.Snapshot.take(eager, extras=self.subject.extras)
+        rng = backend.rng_state()
+        try:
+            with backend.running():
+                return measure.measure(
+                    measure.Arms(
+                        eager=lambda: eager(*args, **kwargs),
+                        replay=lambda: graph(*args, **kwargs),
+                        compiled=None if self.case.compile == "none" else lambda: call(*args, **kwargs),
+                    ),
+                    clock=self.bench.clock,
+                    rule=self._rule(batch_size),
+                    bounds=measure.Bounds.of_budget(to_ns(self.case.time_budget)),
+                    seed=self._seed + batch_size,
+                    synchronize=backend.synchronize,
+                    event_timer=backend.event_timer(),
+                    progress=lambda spent_ns, bound_ns: self._progress(
+                        f"{self.case.name}: measure batch {batch_size}, "
+                        f"{seconds_text(spent_ns)} of at most {seconds_text(bound_ns)}"
+                    ),
+                )
+        finally:
+            # Thousands of calls have moved counters and caches on; the test's model must not notice.
+            before.restore()
+            backend.set_rng_state(rng)
+
+    def _rule(self, batch_size: int) -> StoppingRule:
+        if self.bench.judged:
+            return stopping.EvidenceRule(self.case.min_speedup[batch_size])
+        return stopping.FixedTimeRule()
+
+    def _gate(self, batch_size: int, timing: Timing) -> tuple[Judgement, ...]:
+        bench, case = self.bench, self.case
+        saved, receipt = self._saved(batch_size), self.graphs[batch_size].receipt
+        of_baseline, self._comparisons[batch_size] = gate.judge_baseline(
+            timing, saved, case.max_slowdown, bench.device, judged=bench.judged, why_not=bench.why_not
+        )
+        of_speedup = gate.judge_speedup(
+            timing,
+            case.min_speedup[batch_size],
+            judged=bench.judged,
+            why_not=bench.why_not,
+            batch_size=batch_size,
+            baseline=saved,
+            device=bench.device,
+        )
+        return (
+            gate.judge_structure(receipt, saved, case.max_new_kernels, device=bench.device),
+            of_speedup,
+            of_baseline,
+        )
+
+    def _saved(self, batch_size: int) -> SavedBatch | NoBaseline:
+        """The saved entry; where it is about to be replaced on request, nothing to be held to."""
+        saved = self.bench.find_saved(self.case.name, batch_size)
+        if self.bench.replaces and isinstance(saved, SavedBatch):
+            return NoBaseline(comparison="off", reason="the saved entry is being replaced (--cudagraph-update)")
+        return saved
+
+    def report(self) -> GraphReport:
+        """What is known by now."""
+        compile_ns = self._compiled.compile_ns if self._compiled else {}
+        return GraphReport(
+            nodeid=self.case.nodeid,
+            name=self.case.name,
+            device=self.bench.device,
+            compile_mode=self.case.compile,
+            batches=tuple(self._batch_report(size, compile_ns.get(size)) for size in self._told_sizes),
+            findings=self._audit.findings,
+            judgements=tuple(self._judgements),
+            compile_ns=sum(compile_ns.values()) if compile_ns else None,
+            not_judged=self._audit.not_judged,
+        )
+
+    @property
+    def _told_sizes(self) -> list[int]:
+        """The batch sizes that some stage has come to."""
+        return [size for size in self.case.batch_sizes if self._of_batch[size]]
+
+    def _batch_report(self, size: int, compile_ns: int | None) -> BatchReport:
+        agreement = self.agreements.get(size)
+        return BatchReport(
+            batch_size=size,
+            judgements=tuple(self._of_batch[size]),
+            min_speedup=self.case.min_speedup[size],
+            receipt=self.graphs[size].receipt if size in self.graphs else None,
+            agreement=agreement if isinstance(agreement, Agreement) else None,
+            timing=self._timings.get(size),
+            baseline=self.bench.find_saved(self.case.name, size),
+            comparison=self._comparisons.get(size, "off"),
+            compile_ns=compile_ns,
+        )
+
+    def _replace(self, batch_size: int, judgement: Judgement) -> None:
+        """A stage told again replaces what it found before."""
+        kept = [each for each in self._of_batch[batch_size] if each.gate != judgement.gate]
+        self._of_batch[batch_size] = [*kept, judgement]

@@ -1,0 +1,104 @@
+"""What a story is about: a model and its example inputs at every batch size, on the right device."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pytest_cudagraph import inputs, leaves, state
+from pytest_cudagraph.backends import static_inputs
+from pytest_cudagraph.errors import EagerFailed, InputError
+from pytest_cudagraph.inputs import Example
+from pytest_cudagraph.pipeline.bench import Bench
+from pytest_cudagraph.protocols import Backend, Model
+from pytest_cudagraph.settings import Case
+from pytest_cudagraph.values import GraphReport
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """A model with one example per batch size. ``eager`` is what the user handed in, on the bench's device."""
+
+    eager: Model
+    examples: Mapping[int, Example]
+
+    @property
+    def extras(self) -> tuple[object, ...]:
+        """Arguments that are no tensors and may hold some: caches handed in from outside."""
+        first = next(iter(self.examples.values()))
+        return tuple(leaf for leaf in leaves.flatten((first.args, first.kwargs))[0] if hasattr(leaf, "__dict__"))
+
+
+def make_subject(
+    case: Case, bench: Bench, model: Model, args: tuple[Any, ...], kwargs: Mapping[str, Any], batch_dim: Any
+) -> Subject:
+    """Resize the example inputs to every batch size and see that model and inputs are on the bench's device.
+
+    A module that lies on the CPU with CPU inputs is copied to a GPU bench, so that the same test runs on both; the
+    user's own module is left alone. Raises :class:`~pytest_cudagraph.errors.InputError`.
+    """
+    if not callable(model):
+        raise InputError(f"the model must be callable; found {type(model).__name__}")
+    target = bench.backend.device
+    if _all_on_cpu(model, args, kwargs) and torch.device(target).type != "cpu" and isinstance(model, torch.nn.Module):
+        model = copy.deepcopy(model).to(target)
+        args, kwargs = leaves.map_tensors(lambda tensor: tensor.to(target), (args, dict(kwargs)))
+    examples = inputs.batch_examples(args, kwargs, case.batch_sizes, batch_dim)
+    for example in examples.values():
+        inputs.check_device(example, target)
+    return Subject(eager=model, examples=examples)
+
+
+def _all_on_cpu(model: Model, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    held = [tensor for module in state.modules_of(model) for tensor in (*module.parameters(), *module.buffers())]
+    return all(tensor.device.type == "cpu" for tensor in (*held, *leaves.tensors_in((args, dict(kwargs)))))
+
+
+def run_once(case: Case, model: Model, args: tuple[Any, ...], kwargs: Mapping[str, Any], batch_dim: Any) -> GraphReport:
+    """Call the model once per batch size where it lies, and judge nothing: a run without ``--cudagraph``."""
+    examples = inputs.batch_examples(args, kwargs, case.batch_sizes, batch_dim)
+    with torch.inference_mode():
+        for batch_size, example in examples.items():
+            _call(model, batch_size, example)
+    return nothing_judged(case)
+
+
+def nothing_judged(case: Case) -> GraphReport:
+    """The report of a run without ``--cudagraph``."""
+    return GraphReport(nodeid=case.nodeid, name=case.name, device=None, compile_mode=case.compile)
+
+
+def run_eagerly(model: Model, examples: Mapping[int, Example], backend: Backend) -> None:
+    """Call the model once per batch size, as it is, and look at what it returns.
+
+    Raises :class:`~pytest_cudagraph.errors.EagerFailed` from the model's own exception, and
+    :class:`~pytest_cudagraph.errors.InputError` for outputs that no graph can give.
+    """
+    with backend.running():
+        for batch_size, example in examples.items():
+            static_inputs.check_output(_call(model, batch_size, example))
+    backend.synchronize()
+
+
+def _call(model: Model, batch_size: int, example: Example) -> Any:
+    try:
+        return model(*example.args, **example.kwargs)
+    # Whatever the user's model raises is reported as eager's own failure, with its cause.
+    except Exception as error:
+        raise EagerFailed(
+            f"batch {batch_size}: eager raised {type(error).__name__}: {_first_line(error)}\n"
+            "  the model fails without any graph; no capture was tried"
+        ) from error.with_traceback(_from_the_model(error))
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [""])[0]
+
+
+def _from_the_model(error: BaseException) -> Any:
+    """The traceback without this module's frame, so that a reader starts at the model."""
+    return error.__traceback__.tb_next if error.__traceback__ else None

@@ -1,0 +1,93 @@
+"""One call of a fixture with everything resolved; the precedence is written here and nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
+
+from pytest_cudagraph.errors import InputError
+from pytest_cudagraph.settings.marks import MARK_PARSERS, MarkSettings
+from pytest_cudagraph.settings.options import DeviceOption, Settings
+from pytest_cudagraph.settings.parsing import min_speedups
+
+if TYPE_CHECKING:
+    from pytest_cudagraph.values import CompileMode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One call of a fixture with everything resolved."""
+
+    nodeid: str
+    name: str
+    batch_sizes: tuple[int, ...]
+    min_speedup: Mapping[int, float]
+    max_slowdown: float
+    max_new_kernels: int | None
+    compile: CompileMode
+    device: DeviceOption
+    rtol: float | None
+    atol: float | None
+    time_budget: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallSettings:
+    """The keyword arguments of one fixture call that override marker and settings; None: not given."""
+
+    batch_sizes: Any = None
+    compile: Any = None
+    min_speedup: Any = None
+    max_slowdown: Any = None
+    rtol: Any = None
+    atol: Any = None
+    name: str | None = None
+
+    def checked(self) -> CallSettings:
+        """The same with every value parsed; raises :class:`~pytest_cudagraph.errors.InputError`."""
+        parsers = {**MARK_PARSERS, "min_speedup": min_speedups}
+        given = {f.name: getattr(self, f.name) for f in fields(self) if f.name in parsers}
+        return replace(self, **{key: _parse_argument(key, parsers[key], value) for key, value in given.items()})
+
+
+def _parse_argument(key: str, parse: Callable[[Any], Any], value: Any) -> Any:
+    if value is None:
+        return None
+    try:
+        return parse(value)
+    except ValueError as allowed:
+        raise InputError(f"{key} takes {allowed}; found {value!r}") from None
+
+
+def make_case(nodeid: str, call: CallSettings, mark: MarkSettings, settings: Settings) -> Case:
+    """Resolve one call: call argument, marker, command line, ini, default, in this order.
+
+    Batch sizes that nobody names are those of a ``min={...}`` mapping, else the setting's. Raises
+    :class:`~pytest_cudagraph.errors.InputError` for a bad call argument.
+    """
+    call = call.checked()
+    minimum = _first(call.min_speedup, mark.min, settings.min_speedup)
+    from_mapping = tuple(minimum) if isinstance(minimum, Mapping) else None
+    sizes = _first(call.batch_sizes, mark.batch_sizes, from_mapping, settings.batch_sizes)
+    if isinstance(minimum, Mapping) and not set(minimum) <= set(sizes):
+        left_out = sorted(set(minimum) - set(sizes))
+        raise InputError(f"min names batch size {left_out[0]}, which batch_sizes {sizes} leaves out")
+    per_size = minimum if isinstance(minimum, Mapping) else dict.fromkeys(sizes, minimum)
+    return Case(
+        nodeid=nodeid,
+        name=call.name or nodeid,
+        batch_sizes=sizes,
+        min_speedup={size: per_size.get(size, settings.min_speedup) for size in sizes},
+        max_slowdown=_first(call.max_slowdown, mark.max_slowdown, settings.max_slowdown),
+        max_new_kernels=mark.max_new_kernels,
+        compile=_first(call.compile, mark.compile, settings.compile),
+        device=_first(mark.device, settings.device),
+        rtol=_first(call.rtol, mark.rtol, None),
+        atol=_first(call.atol, mark.atol, None),
+        time_budget=_first(mark.time_budget, settings.time_budget),
+    )
+
+
+def _first(*candidates: Any) -> Any:
+    return next((value for value in candidates if value is not None), None)

@@ -1,0 +1,202 @@
+"""The table of options: one row makes a flag, its ini twin and its line in the docs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import pytest
+
+from pytest_cudagraph.settings.parsing import distinct_sizes, number, one_of
+
+if TYPE_CHECKING:
+    from pytest_cudagraph.values import CompileMode
+
+DeviceOption = Literal["auto", "cuda", "cpu"]
+DEVICES = ("auto", "cuda", "cpu")
+COMPILE_MODES = ("none", "inductor", "aot")
+# Spelt out, and not read off the types: this module is loaded by every pytest run, and ``values`` costs milliseconds.
+Update = Literal["never", "new", "changed", "all"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """One row of the table: a command-line flag and its ini twin, their parser, default and help."""
+
+    flag: str
+    help: str
+    default: Any
+    parse: Callable[[Any], Any] | None = None
+    """None for an on/off flag."""
+    metavar: str = ""
+    bare: str | None = None
+    """What the flag means when it is given without a value; None: it needs one."""
+
+    @property
+    def ini(self) -> str:
+        return self.flag.removeprefix("--").replace("-", "_")
+
+    @property
+    def setting(self) -> str:
+        return self.ini.removeprefix("cudagraph").removeprefix("_") or "enabled"
+
+
+OPTIONS: tuple[Option, ...] = (
+    Option(flag="--cudagraph", default=False, help="measure and gate; without it the models run once, eagerly"),
+    Option(flag="--cudagraph-only", default=False, help="deselect tests that do not use the plugin"),
+    Option(
+        flag="--cudagraph-device",
+        default="auto",
+        parse=one_of(*DEVICES),
+        metavar="auto|cuda|cpu",
+        help="auto without a GPU rehearses on the CPU twin: correctness is enforced, speed is not judged; "
+        "cpu gates CPU numbers as CPU numbers",
+    ),
+    Option(flag="--cudagraph-require-gpu", default=False, help="no usable GPU is a usage error"),
+    Option(
+        flag="--cudagraph-min-speedup",
+        default=1.15,
+        parse=number(above=0),
+        metavar="X",
+        help="least speedup of replay over eager for tests whose marker says nothing",
+    ),
+    Option(
+        flag="--cudagraph-max-slowdown",
+        default=0.10,
+        parse=number(at_least=0),
+        metavar="F",
+        help="largest slowdown of the replay against the saved baseline (0.10 is 10 %)",
+    ),
+    Option(
+        flag="--cudagraph-batch-sizes", default=(1, 2, 4, 8), parse=distinct_sizes, metavar="N,N", help="batch sizes"
+    ),
+    Option(
+        flag="--cudagraph-compile",
+        default="none",
+        parse=one_of(*COMPILE_MODES),
+        metavar="none|inductor|aot",
+        help="how the model is compiled before capture",
+    ),
+    Option(
+        flag="--cudagraph-time-budget",
+        default=10.0,
+        parse=number(above=0),
+        metavar="S",
+        help="seconds of measuring per batch size, a hard bound",
+    ),
+    Option(
+        flag="--cudagraph-compile-timeout",
+        default=600.0,
+        parse=number(above=0),
+        metavar="S",
+        help="seconds after which a compile is stopped and the test fails",
+    ),
+    Option(
+        flag="--cudagraph-baseline",
+        default=".cudagraph",
+        parse=str,
+        metavar="DIR",
+        help="folder of the baseline files, relative to the root directory",
+    ),
+    Option(
+        flag="--cudagraph-update",
+        default="never",
+        parse=one_of("new", "changed", "all"),
+        metavar="new|changed|all",
+        bare="changed",
+        help="write baselines of what passed; without a value: changed",
+    ),
+    Option(
+        flag="--cudagraph-strict",
+        default=False,
+        help="inconclusive, not judged, not comparable, missing or stale fail too",
+    ),
+    Option(
+        flag="--cudagraph-json", default=None, parse=str, metavar="PATH", help="write everything of this run as JSON"
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What command line and ini say; one per session, in ``config.stash``."""
+
+    enabled: bool
+    only: bool
+    device: DeviceOption
+    require_gpu: bool
+    min_speedup: float
+    max_slowdown: float
+    batch_sizes: tuple[int, ...]
+    compile: CompileMode
+    time_budget: float
+    """Seconds."""
+    compile_timeout: float
+    """Seconds."""
+    baseline: str
+    update: Update
+    strict: bool
+    json: str | None
+    rootdir: Path = field(default_factory=Path)
+    workers: int = 0
+    """How many xdist workers share this machine; 0 without xdist."""
+
+    @property
+    def baseline_folder(self) -> Path:
+        """Where the baseline files lie; an absolute ``--cudagraph-baseline`` stays what it is."""
+        return self.rootdir / self.baseline
+
+
+def add_options(parser: pytest.Parser) -> None:
+    """Register every row of :data:`OPTIONS` as a flag and as an ini option."""
+    group = parser.getgroup("cudagraph", "CUDA graph correctness and performance")
+    for option in OPTIONS:
+        if option.parse is None:
+            group.addoption(option.flag, action="store_const", const=True, default=None, help=option.help)
+            parser.addini(option.ini, option.help, type="bool", default=None)
+            continue
+        value: dict[str, Any] = {"nargs": "?", "const": option.bare} if option.bare else {}
+        group.addoption(option.flag, default=None, metavar=option.metavar, help=option.help, **value)
+        parser.addini(option.ini, option.help, type="string", default=None)
+
+
+def read_settings(config: pytest.Config, *, workers: int = 0) -> Settings:
+    """Settings from command line and ini; a bad value is a :class:`pytest.UsageError` naming flag and value."""
+    values = {option.setting: _read_option(config, option) for option in OPTIONS}
+    return Settings(rootdir=config.rootpath, workers=workers, **values)
+
+
+def _read_option(config: pytest.Config, option: Option) -> Any:
+    given, where = config.getoption(option.flag), option.flag
+    if given is None:
+        given, where = config.getini(option.ini), f"ini option {option.ini}"
+    # Older pytest answers "" or [] for an ini option that nobody set.
+    if given is None or given == "" or given == []:
+        return option.default
+    if option.parse is None:
+        return bool(given)
+    try:
+        return option.parse(given)
+    except ValueError as allowed:
+        hint = f"; write {option.flag}={option.bare} when a path follows" if option.bare else ""
+        raise pytest.UsageError(f"{where} takes {allowed}; found {given!r}{hint}") from None
+
+
+def options_markdown() -> str:
+    """The table of ``docs/options.md``; a test keeps the page equal to it."""
+    rows = ["| flag | ini | default | meaning |", "|---|---|---|---|"]
+    for option in OPTIONS:
+        value = f"={option.metavar}" if option.metavar else ""
+        shown = f"[{value}]" if option.bare else value
+        # A bar inside a cell would end it.
+        flag = f"{option.flag}{shown}".replace("|", "\\|")
+        rows.append(f"| `{flag}` | `{option.ini}` | {_default_text(option.default)} | {option.help} |")
+    return "\n".join(rows) + "\n"
+
+
+def _default_text(default: Any) -> str:
+    if default is False or default is None:
+        return "off"
+    return ",".join(map(str, default)) if isinstance(default, tuple) else str(default)

@@ -1,0 +1,67 @@
+"""Parsers of single values.
+
+Each raises ``ValueError`` whose text says what is allowed; the caller adds where and what was found.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+
+def one_of(*allowed: str) -> Callable[[Any], str]:
+    def parse(value: Any) -> str:
+        if value not in allowed:
+            raise ValueError(f"one of {', '.join(allowed)}")
+        return str(value)
+
+    return parse
+
+
+def number(*, above: float | None = None, at_least: float | None = None) -> Callable[[Any], float]:
+    allowed = f"a number above {above:g}" if above is not None else f"a number of at least {at_least:g}"
+
+    def parse(value: Any) -> float:
+        try:
+            found = math.nan if isinstance(value, bool) else float(value)
+        except (TypeError, ValueError):
+            found = math.nan
+        low_enough = found > above if above is not None else at_least is not None and found >= at_least
+        if not (math.isfinite(found) and low_enough):
+            raise ValueError(allowed)
+        return found
+
+    return parse
+
+
+def whole_number(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ValueError("a whole number of at least 0")
+    return value
+
+
+def distinct_sizes(value: Any) -> tuple[int, ...]:
+    allowed = "distinct whole numbers of at least 1, such as 1,2,4,8"
+    parts = value.split(",") if isinstance(value, str) else value
+    if not isinstance(parts, Sequence) or not parts:
+        raise ValueError(allowed)
+    try:
+        sizes = tuple(int(part) if isinstance(part, str) else part for part in parts)
+    except ValueError:
+        raise ValueError(allowed) from None
+    whole = all(isinstance(size, int) and not isinstance(size, bool) and size >= 1 for size in sizes)
+    if not whole or len(set(sizes)) != len(sizes):
+        raise ValueError(allowed)
+    return sizes
+
+
+def min_speedups(value: Any) -> float | dict[int, float]:
+    factor = number(above=0)
+    if not isinstance(value, Mapping):
+        return factor(value)
+    try:
+        sizes = distinct_sizes(list(value))
+        return {size: factor(value[size]) for size in sizes}
+    except ValueError:
+        raise ValueError("a number above 0, or {batch size: number above 0}") from None

@@ -1,0 +1,79 @@
+"""Marks are parsed at collection: each mistake names the node, the value and what is allowed."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_cudagraph.settings import MarkSettings, read_marks
+
+MISTAKES = {
+    "min=0": "min takes a number above 0; found 0",
+    "min='fast'": "min takes a number above 0; found 'fast'",
+    "min=True": "min takes a number above 0; found True",
+    "min={0: 1.1}": "min takes a number above 0, or {batch size: number above 0}; found {0: 1.1}",
+    "min={1: -1}": "min takes a number above 0, or {batch size: number above 0}; found {1: -1}",
+    "min={}": "min takes a number above 0, or {batch size: number above 0}; found {}",
+    "max_slowdown=-1": "max_slowdown takes a number of at least 0; found -1",
+    "max_new_kernels=1.5": "max_new_kernels takes a whole number of at least 0; found 1.5",
+    "batch_sizes=[]": "batch_sizes takes distinct whole numbers of at least 1, such as 1,2,4,8; found []",
+    "batch_sizes=[1, 1]": "batch_sizes takes distinct whole numbers of at least 1, such as 1,2,4,8; found [1, 1]",
+    "batch_sizes=4": "batch_sizes takes distinct whole numbers of at least 1, such as 1,2,4,8; found 4",
+    "batch_sizes=[2.0]": "batch_sizes takes distinct whole numbers of at least 1, such as 1,2,4,8; found [2.0]",
+    "compile='jit'": "compile takes one of none, inductor, aot; found 'jit'",
+    "device='gpu'": "device takes one of auto, cuda, cpu; found 'gpu'",
+    "rtol=-1e-3": "rtol takes a number of at least 0; found -0.001",
+    "atol=None": "atol takes a number of at least 0; found None",
+    "time_budget=0": "time_budget takes a number above 0; found 0",
+}
+
+
+@pytest.fixture
+def item_with(pytester):
+    """A test item that uses the fixture and carries these marks, outermost first."""
+
+    def make(*marks, fixture="cudagraph"):
+        decorators = "".join(f"@pytest.mark.graph_speedup({mark})\n" for mark in marks)
+        return pytester.getitem(f"import pytest\n{decorators}def test_func({fixture}): pass\n")
+
+    return make
+
+
+@pytest.mark.parametrize("mark", MISTAKES)
+def test_a_value_out_of_range_is_named_with_what_is_allowed(item_with, mark):
+    item = item_with(mark)
+    with pytest.raises(pytest.UsageError) as error:
+        read_marks(item)
+    text = MISTAKES[mark]
+    separator = ": " if " takes " in text else " "
+    assert str(error.value) == f"{item.nodeid}: @pytest.mark.graph_speedup{separator}{text}"
+
+
+def test_an_unknown_name_is_answered_with_the_known_ones(item_with):
+    with pytest.raises(
+        pytest.UsageError, match="does not take min_speedup; it takes: min, max_slowdown, max_new_kernels"
+    ):
+        read_marks(item_with("min_speedup=1.15"))
+
+
+def test_a_positional_argument_is_answered_with_the_keyword(item_with):
+    with pytest.raises(pytest.UsageError, match=r"takes no positional arguments; found 1\.2; write min=1\.2"):
+        read_marks(item_with("1.2"))
+
+
+def test_a_marked_test_without_our_fixtures_is_refused(item_with):
+    with pytest.raises(pytest.UsageError, match=r"needs a test that uses one of our fixtures: .*; found tmp_path"):
+        read_marks(item_with("min=1.2", fixture="tmp_path"))
+
+
+def test_a_minimum_for_a_batch_size_that_is_not_measured_is_refused(item_with):
+    with pytest.raises(pytest.UsageError, match=r"min names batch size 96, which batch_sizes \(1, 8\) leaves out"):
+        read_marks(item_with("min={1: 2.0, 96: 1.0}, batch_sizes=[1, 8]"))
+
+
+def test_the_closest_mark_wins_for_each_key(item_with):
+    marks = read_marks(item_with("min=1.5, rtol=0.1", "min={4: 1.2}"))
+    assert (marks.min, marks.rtol) == ({4: 1.2}, 0.1)
+
+
+def test_a_test_without_marks_says_nothing(item_with):
+    assert read_marks(item_with()) == MarkSettings()

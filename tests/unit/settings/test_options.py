@@ -1,0 +1,123 @@
+"""Every flag has an ini twin, made by one table; a bad value is a usage error that names flag, value and remedy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from pytest_cudagraph.settings import OPTIONS, read_settings
+from pytest_cudagraph.settings.options import COMPILE_MODES, DEVICES, DeviceOption, options_markdown
+from pytest_cudagraph.values import CompileMode
+
+GIVEN = {
+    "--cudagraph-device": ("cpu", "cpu"),
+    "--cudagraph-min-speedup": ("1.3", 1.3),
+    "--cudagraph-max-slowdown": ("0", 0.0),
+    "--cudagraph-batch-sizes": ("3, 1", (3, 1)),
+    "--cudagraph-compile": ("aot", "aot"),
+    "--cudagraph-time-budget": ("2.5", 2.5),
+    "--cudagraph-compile-timeout": ("30", 30.0),
+    "--cudagraph-baseline": ("elsewhere", "elsewhere"),
+    "--cudagraph-update": ("new", "new"),
+    "--cudagraph-json": ("out.json", "out.json"),
+}
+SWITCHES = [option.flag for option in OPTIONS if option.parse is None]
+
+BAD = {
+    "--cudagraph-device": "gpu",
+    "--cudagraph-min-speedup": "0",
+    "--cudagraph-max-slowdown": "-0.1",
+    "--cudagraph-batch-sizes": "1,0",
+    "--cudagraph-compile": "jit",
+    "--cudagraph-time-budget": "nan",
+    "--cudagraph-compile-timeout": "soon",
+    "--cudagraph-update": "tests/",
+}
+
+
+@pytest.fixture
+def settings_of(pytester):
+    """Settings of a pytest configured with these arguments and this ini file."""
+
+    def read(*arguments, ini=""):
+        pytester.makeini(f"[pytest]\n{ini}")
+        return read_settings(pytester.parseconfig(*arguments))
+
+    return read
+
+
+def test_the_cases_below_cover_every_option():
+    assert {*GIVEN, *SWITCHES} == {option.flag for option in OPTIONS}
+
+
+def test_defaults_hold_when_nothing_is_said(settings_of):
+    settings = settings_of()
+    for option in OPTIONS:
+        assert getattr(settings, option.setting) == option.default
+
+
+@pytest.mark.parametrize("flag", GIVEN)
+def test_a_flag_sets_its_setting(settings_of, flag):
+    text, expected = GIVEN[flag]
+    option = next(option for option in OPTIONS if option.flag == flag)
+    assert getattr(settings_of(f"{flag}={text}"), option.setting) == expected
+
+
+@pytest.mark.parametrize("flag", GIVEN)
+def test_the_ini_twin_sets_the_same(settings_of, flag):
+    text, expected = GIVEN[flag]
+    option = next(option for option in OPTIONS if option.flag == flag)
+    assert getattr(settings_of(ini=f"{option.ini} = {text}"), option.setting) == expected
+
+
+@pytest.mark.parametrize("flag", SWITCHES)
+def test_a_switch_is_set_by_flag_and_by_ini(settings_of, flag):
+    option = next(option for option in OPTIONS if option.flag == flag)
+    assert getattr(settings_of(flag), option.setting) is True
+    assert getattr(settings_of(ini=f"{option.ini} = true"), option.setting) is True
+    assert getattr(settings_of(ini=f"{option.ini} = false"), option.setting) is False
+
+
+def test_the_command_line_wins_over_the_ini(settings_of):
+    assert settings_of("--cudagraph-min-speedup=1.2", ini="cudagraph_min_speedup = 2").min_speedup == 1.2
+
+
+def test_update_without_a_value_means_changed(settings_of):
+    assert settings_of("--cudagraph-update").update == "changed"
+
+
+@pytest.mark.parametrize("flag", BAD)
+def test_a_bad_value_names_flag_and_value_and_what_is_allowed(settings_of, flag):
+    with pytest.raises(pytest.UsageError) as error:
+        settings_of(f"{flag}={BAD[flag]}")
+    assert str(error.value).startswith(f"{flag} takes ")
+    assert f"found {BAD[flag]!r}" in str(error.value)
+
+
+def test_a_bad_ini_value_names_the_ini_option(settings_of):
+    with pytest.raises(
+        pytest.UsageError, match=r"^ini option cudagraph_min_speedup takes a number above 0; found 'x'$"
+    ):
+        settings_of(ini="cudagraph_min_speedup = x")
+
+
+def test_a_path_taken_for_the_value_of_update_is_explained(settings_of):
+    with pytest.raises(pytest.UsageError, match="write --cudagraph-update=changed when a path follows"):
+        settings_of("--cudagraph-update", "tests/")
+
+
+def test_the_baseline_folder_lies_under_the_root_unless_absolute(settings_of, tmp_path, pytester):
+    assert settings_of().baseline_folder == pytester.path / ".cudagraph"
+    assert settings_of(f"--cudagraph-baseline={tmp_path}").baseline_folder == tmp_path
+
+
+def test_spelt_out_choices_are_those_of_the_types():
+    assert get_args(CompileMode) == COMPILE_MODES
+    assert get_args(DeviceOption) == DEVICES
+
+
+def test_the_options_page_shows_the_table():
+    page = Path(__file__).parents[3] / "docs" / "options.md"
+    assert options_markdown() in page.read_text(encoding="utf-8")
