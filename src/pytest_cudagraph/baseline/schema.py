@@ -1,0 +1,253 @@
+"""A baseline as text: pytest-benchmark's JSON schema, so that its tools and those built on it read our files.
+
+One record per name, batch size and arm; what pytest-benchmark has no place for stands under
+``extra_info["cudagraph"]``. All times are seconds. A file is reviewed in pull requests, hence sorted keys, a fixed
+order of records, quantiles rather than samples, and four significant digits: reading a file and writing it again
+gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from pytest_cudagraph.baseline.names import Key
+from pytest_cudagraph.errors import BaselineError
+from pytest_cudagraph.units import to_ns, to_seconds
+from pytest_cudagraph.values import DeviceInfo, Interval, Latency, SavedBatch
+
+SCHEMA = 1
+"""Raised whenever an older release could misread what is written."""
+
+_ARMS = ("eager", "compiled", "replay")
+
+_DIGITS = 4
+"""0.01 % at worst: a hundredth of what two runs of the same code differ by."""
+
+_SCHEMA_OF = "4.0.0"
+"""The oldest pytest-benchmark with these fields; its files name their writer under ``version``."""
+
+_IQR_PER_SIGMA = 1.349
+"""Interquartile range of a normal distribution in standard deviations: 2 * 0.6745."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Content:
+    """A whole baseline file: its entries, and what it says of the machine and commit that wrote it last."""
+
+    entries: Mapping[Key, SavedBatch] = field(default_factory=dict)
+    machine_info: Mapping[str, Any] = field(default_factory=dict)
+    commit_info: Mapping[str, Any] = field(default_factory=dict)
+
+
+def machine_info(device: DeviceInfo) -> dict[str, Any]:
+    """The stable facts of a machine, under pytest-benchmark's keys where it has them."""
+    return {
+        "cpu": {"brand_raw": device.host_cpu},
+        "python_version": device.python,
+        "system": device.platform,
+        "cudagraph": {key: getattr(device, key) for key in ("kind", "name", "driver", "cuda", "torch", "threads")},
+    }
+
+
+def text_of(content: Content) -> str:
+    """The file's text. Raises :class:`ValueError` for a latency or ratio that is not a positive number."""
+    ordered = [content.entries[key] for key in sorted(content.entries)]
+    document = {
+        "benchmarks": [record for entry in ordered for record in _records(entry)],
+        "commit_info": dict(content.commit_info),
+        "datetime": max((entry.saved_at for entry in ordered), default=""),
+        "machine_info": dict(content.machine_info),
+        "version": _SCHEMA_OF,
+    }
+    return json.dumps(document, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def parse(text: str, origin: str) -> Content:
+    """Read a file's text; ``origin`` names it in the message of a :class:`~pytest_cudagraph.errors.BaselineError`."""
+    document = _json(text, origin)
+    records = _mapping(document).get("benchmarks")
+    if not isinstance(records, list) or not records:
+        raise BaselineError(f"{origin}: not a baseline of pytest-cudagraph (it holds no records); it was left as it is")
+    arms: dict[Key, dict[str, Mapping[str, Any]]] = {}
+    for number, record in enumerate(records, start=1):
+        _check_schema(record, f"{origin}: record {number}")
+        _sort_in(arms, record, f"{origin}: record {number}")
+    return Content(
+        entries={key: _entry(key, found, origin) for key, found in arms.items()},
+        machine_info=_mapping(document.get("machine_info")),
+        commit_info=_mapping(document.get("commit_info")),
+    )
+
+
+def _json(text: str, origin: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as exc:
+        merging = "; it holds unresolved merge conflicts" if "<<<<<<<" in text else ""
+        raise BaselineError(f"{origin}: not valid JSON ({exc}){merging}; it was left as it is") from exc
+
+
+def _check_schema(record: Any, origin: str) -> None:
+    ours = _ours(record)
+    schema = ours.get("schema")
+    if not isinstance(schema, int) or schema < 1:
+        raise BaselineError(f"{origin} was not written by pytest-cudagraph; the file was left as it is")
+    if schema > SCHEMA:
+        raise BaselineError(
+            f"{origin} has schema {schema}, this pytest-cudagraph reads schema {SCHEMA}: upgrade pytest-cudagraph; "
+            "the file was left as it is"
+        )
+
+
+def _ours(record: Any) -> Mapping[str, Any]:
+    return _mapping(_mapping(_mapping(record).get("extra_info")).get("cudagraph"))
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _sort_in(arms: dict[Key, dict[str, Mapping[str, Any]]], record: Mapping[str, Any], origin: str) -> None:
+    ours = _ours(record)
+    name, batch_size, arm = ours.get("name"), ours.get("batch_size"), ours.get("arm")
+    if not isinstance(name, str) or not isinstance(batch_size, int) or arm not in _ARMS:
+        raise BaselineError(f"{origin} lacks a name, a batch size or an arm ({', '.join(_ARMS)})")
+    found = arms.setdefault((name, batch_size), {})
+    if arm in found:
+        raise BaselineError(f"{origin} repeats {name}, batch {batch_size}, {arm}: keep one of the two")
+    found[arm] = record
+
+
+def _records(entry: SavedBatch) -> list[dict[str, Any]]:
+    latencies = {"eager": entry.eager, "compiled": entry.compiled, "replay": entry.replay}
+    return [_record(entry, arm, latency) for arm, latency in latencies.items() if latency is not None]
+
+
+def _record(entry: SavedBatch, arm: str, latency: Latency) -> dict[str, Any]:
+    ours: dict[str, Any] = {"schema": SCHEMA, "name": entry.name, "batch_size": entry.batch_size, "arm": arm}
+    ours["q90"] = _seconds(latency.q90_ns)
+    if arm == "replay":
+        ours |= {
+            "device": asdict(entry.device),
+            "kernel_names": dict(entry.kernel_names),
+            "kernels": entry.kernels,
+            "saved_at": entry.saved_at,
+            "speedup": {key: _significant(_positive(value, key)) for key, value in asdict(entry.speedup).items()},
+        }
+    fullname = _parametrized(entry.name, f"{entry.batch_size}-{arm}")
+    return {
+        "extra_info": {"cudagraph": ours},
+        "fullname": fullname,
+        "group": f"{entry.name} batch {entry.batch_size}",
+        "name": _last_part(fullname),
+        "options": {},
+        "param": f"{entry.batch_size}-{arm}",
+        "params": {"arm": arm, "batch_size": entry.batch_size},
+        "stats": _stats(latency),
+    }
+
+
+def _parametrized(name: str, parameters: str) -> str:
+    """``test_a[8-replay]``, ``test_a[fp16-8-replay]``: as pytest names parametrised tests, for grouping by function."""
+    return f"{name[:-1]}-{parameters}]" if name.endswith("]") else f"{name}[{parameters}]"
+
+
+def _last_part(fullname: str) -> str:
+    path, bracket, parameters = fullname.partition("[")
+    return path.rpartition("::")[2] + bracket + parameters
+
+
+def _stats(latency: Latency) -> dict[str, Any]:
+    """Their names, our quantiles: ``mean`` is the median, ``max`` the 90 % quantile, ``stddev`` is from the quartiles.
+
+    A mean of latencies follows its outliers: between unchanged runs it moves ten times as far as the median.
+    """
+    low, median, high = (_seconds(value) for value in (latency.q25_ns, latency.median_ns, latency.q75_ns))
+    least, most = _seconds(latency.minimum_ns), _seconds(latency.q90_ns)
+    return {
+        "hd15iqr": min(most, _significant(high + 1.5 * (high - low))),
+        "iqr": _significant(high - low),
+        "iterations": 1,
+        "ld15iqr": max(least, _significant(low - 1.5 * (high - low))),
+        "max": most,
+        "mean": median,
+        "median": median,
+        "min": least,
+        "ops": _significant(1 / median),
+        "outliers": "n/a",
+        "q1": low,
+        "q3": high,
+        "rounds": latency.samples,
+        "stddev": _significant((high - low) / _IQR_PER_SIGMA),
+        "total": _significant(median * latency.samples),
+    }
+
+
+def _entry(key: Key, arms: Mapping[str, Mapping[str, Any]], origin: str) -> SavedBatch:
+    name, batch_size = key
+    place = f"{origin}: {name}, batch {batch_size}"
+    missing = [arm for arm in ("eager", "replay") if arm not in arms]
+    if missing:
+        raise BaselineError(f"{place} has no record of {' and '.join(missing)}; remove it or measure it again")
+    try:
+        return _built(name, batch_size, arms)
+    except (KeyError, TypeError, ValueError, AttributeError) as exc:
+        # Whatever a hand-edited record lacks or holds too much of, its reader needs one sentence that names the place.
+        reason = f"no {exc}" if isinstance(exc, KeyError) else str(exc)
+        raise BaselineError(f"{place} is damaged ({reason}); remove it or measure it again") from exc
+
+
+def _built(name: str, batch_size: int, arms: Mapping[str, Mapping[str, Any]]) -> SavedBatch:
+    ours = _ours(arms["replay"])
+    kernels = ours["kernels"]
+    return SavedBatch(
+        name=name,
+        batch_size=batch_size,
+        eager=_latency(arms["eager"]),
+        replay=_latency(arms["replay"]),
+        compiled=_latency(arms["compiled"]) if "compiled" in arms else None,
+        speedup=Interval(**{key: _number(ours["speedup"], key) for key in ("estimate", "low", "high")}),
+        kernels=None if kernels is None else int(kernels),
+        kernel_names={str(kernel): int(count) for kernel, count in ours["kernel_names"].items()},
+        device=DeviceInfo(**ours["device"]),
+        saved_at=str(ours["saved_at"]),
+    )
+
+
+def _latency(record: Mapping[str, Any]) -> Latency:
+    stats, ours = record["stats"], _ours(record)
+    return Latency(
+        samples=int(stats["rounds"]),
+        minimum_ns=_ns(stats, "min"),
+        q25_ns=_ns(stats, "q1"),
+        median_ns=_ns(stats, "median"),
+        q75_ns=_ns(stats, "q3"),
+        q90_ns=_ns(ours, "q90"),
+    )
+
+
+def _ns(numbers: Mapping[str, Any], key: str) -> float:
+    return _significant(to_ns(_number(numbers, key)))
+
+
+def _seconds(nanoseconds: float) -> float:
+    return _significant(to_seconds(_positive(nanoseconds, "a latency")))
+
+
+def _number(numbers: Mapping[str, Any], key: str) -> float:
+    return _positive(numbers[key], key)
+
+
+def _positive(value: Any, what: str) -> float:
+    # What would be refused on reading is never written.
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not (value > 0 and math.isfinite(value)):
+        raise ValueError(f"{what} must be a positive number, not {value!r}")
+    return float(value)
+
+
+def _significant(value: float) -> float:
+    return float(f"{value:.{_DIGITS}g}")

@@ -1,0 +1,154 @@
+"""Where baselines are kept: a JSON file per device model, or memory for tests."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from pytest_cudagraph.baseline.names import Key, slug
+from pytest_cudagraph.baseline.schema import Content, machine_info, parse, text_of
+from pytest_cudagraph.errors import BaselineError
+from pytest_cudagraph.values import DeviceInfo, SavedBatch
+
+_LOCK_WAIT_S = 30.0
+"""Writing takes milliseconds; whoever holds the lock for longer is stuck, or the file system has no locks."""
+
+_IGNORED = "*.lock\n*.tmp\n"
+
+
+class JsonStore:
+    """The baseline file of one device model: ``FOLDER/nvidia-h200.json``."""
+
+    def __init__(self, folder: Path, device: DeviceInfo) -> None:
+        self.path = Path(folder) / f"{slug(device)}.json"
+        self._device = device
+
+    def load(self) -> dict[Key, SavedBatch]:
+        """Everything saved; empty where there is no file yet.
+
+        Raises :class:`~pytest_cudagraph.errors.BaselineError` naming a file that cannot be read.
+        """
+        return dict(read(self.path).entries)
+
+    def merge(self, saved: Iterable[SavedBatch], *, commit_info: Mapping[str, Any]) -> None:
+        """Write these entries among those the file holds by then.
+
+        Raises :class:`~pytest_cudagraph.errors.BaselineError`; the old file is whole then.
+        """
+        new = {(entry.name, entry.batch_size): entry for entry in saved}
+        if not new:
+            return
+        about = machine_info(self._device)
+
+        def add(old: Content) -> Content:
+            return Content(entries={**old.entries, **new}, machine_info=about, commit_info=commit_info)
+
+        _change(self.path, add)
+
+    def remove(self, keys: Iterable[Key]) -> None:
+        """Drop these entries from the file. Raises :class:`~pytest_cudagraph.errors.BaselineError`."""
+        remove_from(self.path, keys)
+
+
+class MemoryStore:
+    """A store that forgets at the end of the process."""
+
+    def __init__(self, saved: Iterable[SavedBatch] = ()) -> None:
+        self._entries: dict[Key, SavedBatch] = {}
+        self.merge(saved, commit_info={})
+
+    def load(self) -> dict[Key, SavedBatch]:
+        """A copy of everything saved."""
+        return dict(self._entries)
+
+    def merge(self, saved: Iterable[SavedBatch], *, commit_info: Mapping[str, Any]) -> None:
+        """Add or replace these entries."""
+        self._entries |= {(entry.name, entry.batch_size): entry for entry in saved}
+
+    def remove(self, keys: Iterable[Key]) -> None:
+        """Forget these entries."""
+        for key in keys:
+            self._entries.pop(key, None)
+
+
+def read(path: Path) -> Content:
+    """A baseline file, empty where there is none. Raises :class:`~pytest_cudagraph.errors.BaselineError` naming it."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        return Content()
+    except (OSError, UnicodeDecodeError) as exc:
+        raise BaselineError(f"{path}: cannot be read ({_reason(exc)})") from exc
+    return parse(text, str(path))
+
+
+def remove_from(path: Path, keys: Iterable[Key]) -> None:
+    """Drop entries from a file; a file without entries is removed, for it would tell nothing."""
+    doomed = set(keys)
+    if not path.exists() or not doomed:
+        return
+
+    def drop(old: Content) -> Content:
+        return replace(old, entries={key: entry for key, entry in old.entries.items() if key not in doomed})
+
+    _change(path, drop)
+
+
+def _change(path: Path, edit: Callable[[Content], Content]) -> None:
+    """Read, edit and replace a file while no other process does; on any failure the old file stays whole."""
+    try:
+        # A link stays a link: the file it leads to is the one replaced.
+        target = Path(os.path.realpath(path))
+        _prepare(target.parent)
+        with FileLock(target.with_name(f".{target.name}.lock"), timeout=_LOCK_WAIT_S):
+            old = read(target)
+            _rewrite(target, old, edit(old))
+    except Timeout as exc:
+        raise BaselineError(f"{path}: another process has held its lock for {_LOCK_WAIT_S:.0f} s") from exc
+    except (OSError, ValueError) as exc:
+        raise BaselineError(f"{path}: cannot be written ({_reason(exc)}); nothing was changed") from exc
+
+
+def _prepare(folder: Path) -> None:
+    """Make the folder where there is none; only a folder of our own gets a ``.gitignore`` for its working files."""
+    if not folder.is_dir():
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / ".gitignore").write_text(_IGNORED, encoding="utf-8")
+
+
+def _rewrite(path: Path, old: Content, new: Content) -> None:
+    if not new.entries:
+        path.unlink(missing_ok=True)
+        return
+    text = text_of(new)
+    # Compared as a reader will find them, rounded; and what cannot be read again fails here, before the old file goes.
+    if parse(text, str(path)).entries != old.entries:
+        _write(path, text)
+
+
+def _write(path: Path, text: str) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("w", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+            file.flush()
+            # Without this a power cut after the rename can leave an empty file under the old name.
+            os.fsync(file.fileno())
+        if path.exists():
+            shutil.copymode(path, temporary)
+        temporary.replace(path)
+    except BaseException:  # also an interrupt must not leave the temporary file behind
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+def _reason(exc: BaseException) -> str:
+    return getattr(exc, "strerror", None) or str(exc)

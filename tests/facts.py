@@ -1,0 +1,119 @@
+"""Facts to build reports from, for tests of what is said and kept about them."""
+
+from __future__ import annotations
+
+from pytest_cudagraph.values import (
+    Agreement,
+    BatchReport,
+    DeviceInfo,
+    GraphReport,
+    Interval,
+    Judgement,
+    Latency,
+    Receipt,
+    SavedBatch,
+    Timing,
+    Verdict,
+)
+
+H200 = DeviceInfo(
+    kind="cuda",
+    name="NVIDIA H200",
+    driver="580.159",
+    cuda="13.0",
+    torch="2.11.0",
+    python="3.12.3",
+    host_cpu="Intel(R) Xeon(R) Platinum 8481C",
+    platform="Linux-6.8-x86_64",
+    threads=16,
+)
+
+CPU = DeviceInfo(
+    kind="cpu",
+    name="AMD EPYC 9B45",
+    driver=None,
+    cuda=None,
+    torch="2.13.0+cpu",
+    python="3.11.2",
+    host_cpu="AMD EPYC 9B45",
+    platform="Linux-6.8-x86_64",
+    threads=2,
+)
+
+SAVED_AT = "2026-11-21T09:00:00+00:00"
+
+
+def latency(median_us: float, samples: int = 200) -> Latency:
+    median_ns = median_us * 1e3
+    return Latency(
+        samples=samples,
+        minimum_ns=median_ns * 0.97,
+        q25_ns=median_ns * 0.99,
+        median_ns=median_ns,
+        q75_ns=median_ns * 1.02,
+        q90_ns=median_ns * 1.1,
+    )
+
+
+def timing(eager_us: float = 120.0, replay_us: float = 60.0, compiled_us: float | None = None) -> Timing:
+    ratio = eager_us / replay_us
+    return Timing(
+        eager=latency(eager_us),
+        replay=latency(replay_us),
+        compiled=None if compiled_us is None else latency(compiled_us),
+        speedup=Interval(estimate=ratio, low=ratio * 0.98, high=ratio * 1.02),
+        decision="pass",
+        target_ratio=1.15,
+        blocks=34,
+        noise_ratio=0.004,
+        detectable_ratio=0.01,
+        measure_ns=900_000_000,
+        seed=7,
+    )
+
+
+def judgement(verdict: Verdict = Verdict.PASSED, *, gate: str = "speedup", reason: str = "", **rest) -> Judgement:
+    return Judgement(gate=gate, verdict=verdict, reason=reason or f"{gate} {verdict.value}", **rest)
+
+
+def batch(batch_size: int = 8, *judgements: Judgement, **rest) -> BatchReport:
+    facts = {
+        "judgements": judgements or (judgement(gate="check"), judgement()),
+        "min_speedup": 1.15,
+        "receipt": Receipt(
+            batch_size=batch_size,
+            operations=50,
+            kernels=46,
+            kernel_names={"aten.mul": 40, "aten.addmm": 6},
+            capture_ns=12_000_000,
+            memory_bytes=4096,
+        ),
+        "agreement": Agreement(
+            batch_size=batch_size, replays=4, leaves=1, state_tensors=6, bit_exact=True, eager_repeatable=True
+        ),
+        "timing": timing(),
+    }
+    return BatchReport(batch_size=batch_size, **facts | rest)
+
+
+def report(name: str = "tests/test_a.py::test_a", *batches: BatchReport, **rest) -> GraphReport:
+    facts = {"nodeid": name, "name": name, "device": H200, "compile_mode": "none", "batches": batches or (batch(),)}
+    return GraphReport(**facts | rest)
+
+
+def saved(name: str = "tests/test_a.py::test_a", batch_size: int = 8, **rest) -> SavedBatch:
+    facts = {
+        "eager": latency(120.0),
+        "replay": latency(60.0),
+        "compiled": None,
+        "speedup": Interval(estimate=2.0, low=1.96, high=2.04),
+        "kernels": 46,
+        "kernel_names": {"aten.mul": 40, "aten.addmm": 6},
+        "device": H200,
+        "saved_at": SAVED_AT,
+    }
+    return SavedBatch(name=name, batch_size=batch_size, **facts | rest)
+
+
+def by_key(*entries: SavedBatch) -> dict[tuple[str, int], SavedBatch]:
+    return {(entry.name, entry.batch_size): entry for entry in entries}

@@ -1,0 +1,202 @@
+"""A baseline's text: read by pytest-benchmark, reviewed by people, refused when it is not ours."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.facts import H200, by_key, latency, saved
+
+from pytest_cudagraph.baseline import Content, parse, text_of
+from pytest_cudagraph.baseline.schema import machine_info
+from pytest_cudagraph.errors import BaselineError
+
+TWO = by_key(
+    saved("tests/test_a.py::test_b[fp16]", 8, compiled=latency(80.0)),
+    saved("tests/test_a.py::test_a", 16),
+    saved("tests/test_a.py::test_a", 2),
+)
+
+
+def text(entries=TWO) -> str:
+    commit = {"id": "1a2b3c", "branch": "main", "dirty": False}
+    return text_of(Content(entries=entries, machine_info=machine_info(H200), commit_info=commit))
+
+
+def test_the_file_reads_as_reviewed(golden):
+    golden("baseline/file.json", text(by_key(saved(compiled=latency(80.0)))))
+
+
+def test_what_was_written_is_read_again():
+    content = parse(text(), "a.json")
+
+    assert content.entries == TWO
+    assert content.commit_info == {"id": "1a2b3c", "branch": "main", "dirty": False}
+    assert content.machine_info == machine_info(H200)
+
+
+def test_reading_and_writing_again_changes_no_byte():
+    odd = saved(eager=latency(123.456789), replay=latency(0.0314159), kernels=None, kernel_names={})
+    first = text(by_key(odd))
+
+    assert text_of(parse(first, "a.json")) == first
+
+
+@pytest.mark.parametrize(("median_us", "median_ns"), [(123.456789, 123_500.0), (122.1, 122_100.0)])
+def test_numbers_keep_four_digits_and_no_tail(median_us, median_ns):
+    entries = parse(text(by_key(saved(eager=latency(median_us)))), "a.json").entries
+
+    assert entries["tests/test_a.py::test_a", 8].eager.median_ns == median_ns
+
+
+def test_records_are_ordered_by_name_batch_size_and_arm():
+    names = [record["fullname"] for record in json.loads(text())["benchmarks"]]
+
+    assert names == [
+        "tests/test_a.py::test_a[2-eager]",
+        "tests/test_a.py::test_a[2-replay]",
+        "tests/test_a.py::test_a[16-eager]",
+        "tests/test_a.py::test_a[16-replay]",
+        "tests/test_a.py::test_b[fp16-8-eager]",
+        "tests/test_a.py::test_b[fp16-8-compiled]",
+        "tests/test_a.py::test_b[fp16-8-replay]",
+    ]
+
+
+def test_the_order_of_entries_does_not_change_the_text():
+    assert text(dict(reversed(TWO.items()))) == text()
+
+
+def pytest_benchmark(*arguments, cwd):
+    tool = Path(sys.executable).with_name("pytest-benchmark")
+    return subprocess.run([tool, *arguments], cwd=cwd, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.slow
+def test_pytest_benchmark_compares_our_file(tmp_path):
+    path = tmp_path / "nvidia-h200.json"
+    path.write_text(text())
+
+    done = pytest_benchmark("compare", str(path), "--group-by=group", f"--csv={tmp_path / 'out.csv'}", cwd=tmp_path)
+
+    assert done.returncode == 0, done.stderr
+    assert "benchmark 'tests/test_a.py::test_b[fp16] batch 8': 3 tests" in done.stdout
+    assert "test_b[fp16-8-replay]" in done.stdout
+    assert "60.0000 (1.0)" in done.stdout
+    assert "120.0000 (2.00)" in done.stdout
+    assert "Failed" not in done.stdout + done.stderr
+    assert len((tmp_path / "out.csv").read_text().splitlines()) == 8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("group_by", ["name", "func", "fullname", "fullfunc", "param", "param:arm", "param:batch_size"])
+def test_pytest_benchmark_groups_our_records(tmp_path, group_by):
+    path = tmp_path / "nvidia-h200.json"
+    path.write_text(text())
+
+    done = pytest_benchmark("compare", str(path), f"--group-by={group_by}", cwd=tmp_path)
+
+    assert done.returncode == 0, done.stderr
+    assert "Legend" in done.stdout
+
+
+def edited(edit) -> str:
+    document = json.loads(text())
+    edit(document)
+    return json.dumps(document)
+
+
+def ours(document, number=1):
+    return document["benchmarks"][number]["extra_info"]["cudagraph"]
+
+
+LEFT = "it was left as it is"
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        ("", f"a.json: not valid JSON (Expecting value: line 1 column 1 (char 0)); {LEFT}"),
+        (
+            "{\n<<<<<<< HEAD\n",
+            "a.json: not valid JSON (Expecting property name enclosed in double quotes: line 2 column 1 (char 2)); "
+            f"it holds unresolved merge conflicts; {LEFT}",
+        ),
+        ("[]", f"a.json: not a baseline of pytest-cudagraph (it holds no records); {LEFT}"),
+        ("{}", f"a.json: not a baseline of pytest-cudagraph (it holds no records); {LEFT}"),
+        ('{"benchmarks": []}', f"a.json: not a baseline of pytest-cudagraph (it holds no records); {LEFT}"),
+        (
+            '{"benchmarks": [{"name": "a", "extra_info": {}, "stats": {}}]}',
+            "a.json: record 1 was not written by pytest-cudagraph; the file was left as it is",
+        ),
+        (
+            '{"benchmarks": [3]}',
+            "a.json: record 1 was not written by pytest-cudagraph; the file was left as it is",
+        ),
+    ],
+)
+def test_a_broken_or_foreign_file_is_refused(broken, message):
+    with pytest.raises(BaselineError) as caught:
+        parse(broken, "a.json")
+
+    assert str(caught.value) == message
+
+
+PLACE = "a.json: tests/test_a.py::test_a, batch 2"
+AGAIN = "remove it or measure it again"
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (
+            lambda d: ours(d).update(schema=2),
+            "a.json: record 2 has schema 2, this pytest-cudagraph reads schema 1: upgrade pytest-cudagraph; "
+            "the file was left as it is",
+        ),
+        (
+            lambda d: ours(d).update(schema="one"),
+            "a.json: record 2 was not written by pytest-cudagraph; the file was left as it is",
+        ),
+        (
+            lambda d: ours(d).update(arm="graph"),
+            "a.json: record 2 lacks a name, a batch size or an arm (eager, compiled, replay)",
+        ),
+        (lambda d: d["benchmarks"].pop(0), f"{PLACE} has no record of eager; {AGAIN}"),
+        (lambda d: d["benchmarks"].pop(1), f"{PLACE} has no record of replay; {AGAIN}"),
+        (
+            lambda d: d["benchmarks"].append(d["benchmarks"][0]),
+            "a.json: record 8 repeats tests/test_a.py::test_a, batch 2, eager: keep one of the two",
+        ),
+        (lambda d: ours(d).pop("speedup"), f"{PLACE} is damaged (no 'speedup'); {AGAIN}"),
+        (
+            lambda d: d["benchmarks"][1]["stats"].update(median=0),
+            f"{PLACE} is damaged (median must be a positive number, not 0); {AGAIN}",
+        ),
+        (
+            lambda d: d["benchmarks"][1]["stats"].update(median=float("nan")),
+            f"{PLACE} is damaged (median must be a positive number, not nan); {AGAIN}",
+        ),
+        (
+            lambda d: d["benchmarks"][1]["stats"].update(q1="fast"),
+            f"{PLACE} is damaged (q1 must be a positive number, not 'fast'); {AGAIN}",
+        ),
+    ],
+)
+def test_a_damaged_record_is_named(edit, message):
+    with pytest.raises(BaselineError) as caught:
+        parse(edited(edit), "a.json")
+
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("value", [0.0, float("nan"), float("inf"), -1.0])
+def test_what_could_not_be_read_again_is_never_written(value):
+    broken = replace(saved(), replay=replace(latency(60.0), median_ns=value))
+
+    with pytest.raises(ValueError, match="a latency must be a positive number"):
+        text(by_key(broken))

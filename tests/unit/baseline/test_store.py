@@ -1,0 +1,274 @@
+"""Files survive whatever happens while they are written, and lose nothing of what others wrote."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+from tests.facts import CPU, H200, by_key, latency, saved
+
+from pytest_cudagraph.baseline import JsonStore, MemoryStore, remove_from, store
+from pytest_cudagraph.errors import BaselineError
+from pytest_cudagraph.protocols import Store
+
+COMMIT = {"id": "1a2b3c"}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / ".cudagraph"
+
+
+@pytest.fixture(params=["json", "memory"])
+def any_store(request, folder) -> Store:
+    return JsonStore(folder, H200) if request.param == "json" else MemoryStore()
+
+
+def test_a_new_store_is_empty(any_store):
+    assert any_store.load() == {}
+
+
+def test_merging_adds_and_replaces(any_store):
+    any_store.merge([saved("a"), saved("b")], commit_info=COMMIT)
+    any_store.merge([saved("b", kernels=7), saved("b", 16)], commit_info=COMMIT)
+
+    assert any_store.load() == by_key(saved("a"), saved("b", kernels=7), saved("b", 16))
+
+
+def test_removing_forgets_only_what_is_named(any_store):
+    any_store.merge([saved("a"), saved("b"), saved("b", 16)], commit_info=COMMIT)
+    any_store.remove([("b", 8), ("never", 1)])
+
+    assert any_store.load() == by_key(saved("a"), saved("b", 16))
+
+
+def test_what_load_gives_is_a_copy(any_store):
+    any_store.merge([saved("a")], commit_info=COMMIT)
+    any_store.load().clear()
+
+    assert list(any_store.load()) == [("a", 8)]
+
+
+def test_the_file_is_named_after_the_device(folder):
+    assert JsonStore(folder, H200).path == folder / "nvidia-h200.json"
+    assert JsonStore(folder, CPU).path == folder / "cpu-amd-epyc-9b45.json"
+
+
+def test_merging_nothing_writes_nothing(folder):
+    JsonStore(folder, H200).merge([], commit_info=COMMIT)
+
+    assert not folder.exists()
+
+
+def test_merging_what_is_there_already_leaves_the_file_alone(folder):
+    kept = JsonStore(folder, H200)
+    kept.merge([saved("a", eager=latency(123.456789))], commit_info=COMMIT)
+    before = kept.path.read_text()
+    kept.merge([saved("a", eager=latency(123.456788))], commit_info={"id": "another"})
+
+    assert kept.path.read_text() == before
+
+
+def test_a_file_without_entries_is_removed(folder):
+    kept = JsonStore(folder, H200)
+    kept.merge([saved("a")], commit_info=COMMIT)
+    kept.remove([("a", 8)])
+
+    assert not kept.path.exists()
+
+
+def test_removing_keeps_what_the_file_says_of_machine_and_commit(folder):
+    kept = JsonStore(folder, H200)
+    kept.merge([saved("a"), saved("b")], commit_info=COMMIT)
+    remove_from(kept.path, [("a", 8)])
+
+    document = json.loads(kept.path.read_text())
+    assert document["commit_info"] == COMMIT
+    assert document["machine_info"]["cudagraph"]["name"] == "NVIDIA H200"
+
+
+def test_working_files_are_ignored_by_git_in_a_folder_of_our_own(folder, tmp_path):
+    JsonStore(folder, H200).merge([saved("a")], commit_info=COMMIT)
+    assert (folder / ".gitignore").read_text() == "*.lock\n*.tmp\n"
+
+    JsonStore(tmp_path, H200).merge([saved("a")], commit_info=COMMIT)
+    assert not (tmp_path / ".gitignore").exists()
+
+
+def test_no_temporary_file_is_left(folder):
+    JsonStore(folder, H200).merge([saved("a")], commit_info=COMMIT)
+
+    assert list(folder.glob("*.tmp")) + list(folder.glob(".*.tmp")) == []
+
+
+def test_the_file_keeps_its_mode(folder):
+    kept = JsonStore(folder, H200)
+    kept.merge([saved("a")], commit_info=COMMIT)
+    kept.path.chmod(0o640)
+    kept.merge([saved("b")], commit_info=COMMIT)
+
+    assert stat.S_IMODE(kept.path.stat().st_mode) == 0o640
+
+
+def test_a_linked_file_stays_a_link(folder, tmp_path):
+    kept = JsonStore(folder, H200)
+    kept.merge([saved("a")], commit_info=COMMIT)
+    real = kept.path.rename(tmp_path / "shared.json")
+    kept.path.symlink_to(real)
+    kept.merge([saved("b")], commit_info=COMMIT)
+
+    assert kept.path.is_symlink()
+    assert set(json.loads(real.read_text())["benchmarks"][0]) >= {"fullname", "stats"}
+    assert sorted(kept.load()) == [("a", 8), ("b", 8)]
+
+
+@pytest.mark.parametrize("broken", ["{", '{"benchmarks": [{"name": "foreign"}]}', "[1]"])
+@pytest.mark.parametrize("verb", ["load", "merge", "remove"])
+def test_a_broken_or_foreign_file_is_named_and_stays_untouched(folder, broken, verb):
+    kept = JsonStore(folder, H200)
+    folder.mkdir()
+    kept.path.write_text(broken)
+    calls = {
+        "load": kept.load,
+        "merge": lambda: kept.merge([saved("a")], commit_info=COMMIT),
+        "remove": lambda: kept.remove([("a", 8)]),
+    }
+
+    with pytest.raises(BaselineError, match=r"nvidia-h200\.json"):
+        calls[verb]()
+
+    assert kept.path.read_text() == broken
+
+
+def test_a_file_that_is_no_text_is_named(folder):
+    kept = JsonStore(folder, H200)
+    folder.mkdir()
+    kept.path.write_bytes(b"\xff\xfe\x00")
+
+    with pytest.raises(BaselineError, match=r"nvidia-h200\.json: cannot be read \('utf-8' codec"):
+        kept.load()
+
+
+def test_a_folder_in_the_place_of_the_file_is_named(folder):
+    kept = JsonStore(folder, H200)
+    kept.path.mkdir(parents=True)
+
+    with pytest.raises(BaselineError, match=r"nvidia-h200\.json: cannot be read \(Is a directory\)"):
+        kept.load()
+
+
+def failing(code):
+    def fail(*arguments, **rest):
+        raise OSError(code, os.strerror(code))
+
+    return fail
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "code"),
+    [
+        (os, "fsync", errno.ENOSPC),
+        (Path, "replace", errno.ENOSPC),
+        (store.shutil, "copymode", errno.EPERM),
+        (Path, "open", errno.EROFS),
+    ],
+)
+def test_a_full_disk_or_read_only_folder_leaves_the_old_file_whole(folder, monkeypatch, owner, name, code):
+    kept = JsonStore(folder, H200)
+    kept.merge([saved("a")], commit_info=COMMIT)
+    before = kept.path.read_bytes()
+    with monkeypatch.context() as patched:
+        patched.setattr(owner, name, failing(code))
+        # Reading must work while opening for writing fails.
+        patched.setattr(Path, "read_text", lambda self, encoding: before.decode(encoding))
+        with pytest.raises(BaselineError) as caught:
+            kept.merge([saved("b")], commit_info=COMMIT)
+
+    assert str(caught.value) == f"{kept.path}: cannot be written ({os.strerror(code)}); nothing was changed"
+    assert kept.path.read_bytes() == before
+    assert not list(folder.glob(".*.tmp"))
+
+
+def test_an_interrupt_leaves_the_old_file_and_no_temporary_one(folder, monkeypatch):
+    kept = JsonStore(folder, H200)
+    kept.merge([saved("a")], commit_info=COMMIT)
+    before = kept.path.read_bytes()
+
+    def interrupt(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "fsync", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        kept.merge([saved("b")], commit_info=COMMIT)
+
+    assert kept.path.read_bytes() == before
+    assert not list(folder.glob(".*.tmp"))
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    kept = JsonStore(tmp_path / "file" / ".cudagraph", H200)
+
+    with pytest.raises(BaselineError, match="cannot be written \\(Not a directory\\); nothing was changed"):
+        kept.merge([saved("a")], commit_info=COMMIT)
+
+
+def test_a_lock_held_by_another_is_said(folder, monkeypatch):
+    kept = JsonStore(folder, H200)
+    monkeypatch.setattr(store, "_LOCK_WAIT_S", 0.0)
+    folder.mkdir()
+    with FileLock(folder / ".nvidia-h200.json.lock"), pytest.raises(BaselineError) as caught:
+        kept.merge([saved("a")], commit_info=COMMIT)
+
+    assert str(caught.value) == f"{kept.path}: another process has held its lock for 0 s"
+
+
+def test_a_number_that_no_file_can_hold_is_refused(folder):
+    kept = JsonStore(folder, H200)
+
+    with pytest.raises(BaselineError, match="cannot be written \\(a latency must be a positive number, not nan\\)"):
+        kept.merge([saved("a", replay=latency(float("nan")))], commit_info=COMMIT)
+
+    assert not kept.path.exists()
+
+
+WRITER = """
+import sys
+from pathlib import Path
+sys.path.insert(0, {root!r})
+from pytest_cudagraph.baseline import JsonStore
+from tests.facts import H200, saved
+store = JsonStore(Path(sys.argv[1]), H200)
+print("ready", flush=True)
+sys.stdin.readline()
+for number in range(15):
+    store.merge([saved(f"{{sys.argv[2]}}-{{number}}")], commit_info={{}})
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_merging_at_once_lose_nothing(folder):
+    root = str(Path(__file__).parents[3])
+    command = [sys.executable, "-c", WRITER.format(root=root), str(folder)]
+    writers = [
+        subprocess.Popen([*command, who], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for who in "ab"
+    ]
+    for writer in writers:
+        assert writer.stdout.readline() == "ready\n"
+    for writer in writers:
+        writer.stdin.write("go\n")
+        writer.stdin.flush()
+    for writer in writers:
+        writer.communicate(timeout=60)
+
+    assert [writer.returncode for writer in writers] == [0, 0]
+    assert sorted(JsonStore(folder, H200).load()) == sorted(
+        (f"{who}-{number}", 8) for who in "ab" for number in range(15)
+    )
