@@ -5,11 +5,11 @@ A third backend (ROCm, XPU) is one module that satisfies :class:`Backend`; nothi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, runtime_checkable
 
-from pytest_cudagraph.values import Block, Decision, Kind, Receipt
+from pytest_cudagraph.values import Block, Decision, Kind, Receipt, SavedBatch
 
 Model = Callable[..., Any]
 """Any callable on pytrees of tensors; usually an ``nn.Module``."""
@@ -139,8 +139,29 @@ class StoppingRule(Protocol):
     def target_ratio(self) -> float | None: ...
 
     @property
+    def boundary_ratio(self) -> float | None:
+        """The ratio actually tested: the target less its tolerance. None where there is no target."""
+        ...
+
+    @property
     def decision(self) -> Decision: ...
 
     def add(self, block: Block) -> None: ...
 
     def is_finished(self, elapsed_ns: float) -> bool: ...
+
+
+class Store(Protocol):
+    """Where baselines are kept between runs: one entry per name and batch size, which together are its key."""
+
+    def load(self) -> dict[tuple[str, int], SavedBatch]:
+        """Everything saved; empty when there is nothing yet. Raises :class:`~pytest_cudagraph.errors.BaselineError`."""
+        ...
+
+    def merge(self, saved: Iterable[SavedBatch], *, commit_info: Mapping[str, Any]) -> None:
+        """Add or replace these entries; all others, also those written meanwhile, stay as they are."""
+        ...
+
+    def remove(self, keys: Iterable[tuple[str, int]]) -> None:
+        """Forget these entries; a key that is not there is no error."""
+        ...

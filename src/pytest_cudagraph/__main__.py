@@ -1,0 +1,7 @@
+"""``python -m pytest_cudagraph``."""
+
+import sys
+
+from pytest_cudagraph.cli import main
+
+sys.exit(main())

@@ -1,0 +1,100 @@
+"""``pytest-cudagraph compare``: two baseline files side by side, with an exit code for CI."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from pytest_cudagraph import record, report
+from pytest_cudagraph.cli.answer import FINE, INCONCLUSIVE, REGRESSION, Answer, entries_of, kernels_text
+from pytest_cudagraph.report import Column
+from pytest_cudagraph.units import latency_text, percent_text
+from pytest_cudagraph.values import Latency
+
+_COMPARED = ("batch", "old", "new", "change", "eager change", "kernels")
+
+
+def add_command(parser: argparse.ArgumentParser) -> None:
+    """The arguments of ``compare``."""
+    parser.add_argument("old", type=Path, metavar="A")
+    parser.add_argument("new", type=Path, metavar="B")
+    parser.add_argument("--fail-on", choices=("slower", "kernels", "any"), default="slower", help="default: slower")
+    parser.add_argument("--max-slowdown", type=_fraction, default=0.10, metavar="F", help="default: 0.10")
+    parser.add_argument("--strict", action="store_true", help="exit with 2 where something cannot be told")
+    parser.set_defaults(run=_compare)
+
+
+def _fraction(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value <= 10:
+        raise argparse.ArgumentTypeError(f"{text} is not a fraction from 0 to 10 (0.10 allows 10 %)")
+    return value
+
+
+def _compare(arguments: argparse.Namespace) -> Answer:
+    old, new = entries_of(arguments.old), entries_of(arguments.new)
+    changes = record.compare(old, new, max_slowdown=arguments.max_slowdown)
+    columns = [Column(title="test", right=False), *(Column(title=title) for title in _COMPARED)]
+    title, *rows = report.grid([*columns, Column(title="verdict", right=False)], [_compared(each) for each in changes])
+    lines = [f"{arguments.old} -> {arguments.new}", title]
+    for change, row in zip(changes, rows, strict=True):
+        lines += [row, *_kernel_lines(change)]
+    counted = Counter(_verdict(change) for change in changes)
+    lines.append(", ".join(f"{count} {word}" for word, count in sorted(counted.items())))
+    return Answer(lines=lines, exit_code=_exit_code(changes, arguments.fail_on, strict=arguments.strict))
+
+
+def _compared(change: record.Change) -> list[str]:
+    old, new = change.old, change.new
+    sides = (old, new) if old and new and change.comparison != "not-comparable" else None
+    return [
+        change.name,
+        str(change.batch_size),
+        latency_text(old.replay.median_ns) if old else "-",
+        latency_text(new.replay.median_ns) if new else "-",
+        _moved(*(side.replay for side in sides)) if sides else "-",
+        _moved(*(side.eager for side in sides)) if sides else "-",
+        _kernels(change),
+        _verdict(change),
+    ]
+
+
+def _moved(old: Latency, new: Latency) -> str:
+    text = percent_text(new.median_ns / old.median_ns - 1)
+    return text if text.startswith("-") else f"+{text}"
+
+
+def _verdict(change: record.Change) -> str:
+    return change.comparison.replace("-", " ")
+
+
+def _kernels(change: record.Change) -> str:
+    if change.added_kernels and change.old and change.new:
+        return f"{change.old.kernels} -> {change.new.kernels}"
+    present = change.new or change.old
+    return kernels_text(present.kernels if present else None)
+
+
+def _kernel_lines(change: record.Change) -> list[str]:
+    """``+16 `aten.mul`, -1 `aten.silu```: what changed inside, where something did."""
+    if change.old is None or change.new is None:
+        return []
+    before, after = Counter(change.old.kernel_names), Counter(change.new.kernel_names)
+    moved = [(name, after[name] - before[name]) for name in sorted({*before, *after})]
+    words = [f"{count:+d} `{name}`" for name, count in moved if count]
+    return [f"  {', '.join(words)}"] if words else []
+
+
+def _exit_code(changes: Sequence[record.Change], fail_on: str, *, strict: bool) -> int:
+    slower = any(change.comparison == "slower" for change in changes)
+    kernels = any((change.added_kernels or 0) > 0 for change in changes)
+    if (slower and fail_on in ("slower", "any")) or (kernels and fail_on in ("kernels", "any")):
+        return REGRESSION
+    unclear = any(change.comparison not in ("same", "faster", "slower") for change in changes)
+    return INCONCLUSIVE if strict and unclear else FINE

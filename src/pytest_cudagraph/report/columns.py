@@ -1,0 +1,66 @@
+"""Text in columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+MAX_WIDTH = 100
+"""Wider tables wrap in code review, in CI logs beside a time stamp and on a split screen."""
+
+_GAP = "  "
+
+_MIN_NAME = 12
+"""Below this a shortened name tells nothing; the line then rather grows over the width asked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """A column's title, and whether its cells stand at the right (numbers) or at the left (words)."""
+
+    title: str
+    right: bool = True
+
+
+def grid(columns: Sequence[Column], rows: Sequence[Sequence[str]], *, width: int = MAX_WIDTH) -> list[str]:
+    """A title line and one line per row, at most ``width`` columns wide: the first column gives way."""
+    rows = [[printable(cell) for cell in row] for row in rows]
+    widths = _widths(columns, rows)
+    widths[0] = min(widths[0], max(_MIN_NAME, _room(widths, width)))
+    return [_line(columns, row, widths) for row in [[column.title for column in columns], *rows]]
+
+
+def fits(columns: Sequence[Column], rows: Sequence[Sequence[str]], *, width: int, first: int) -> bool:
+    """Whether the first column keeps ``first`` columns, or all that its cells need, beside the others."""
+    widths = _widths(columns, rows)
+    return _room(widths, width) >= min(first, widths[0])
+
+
+def _widths(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[int]:
+    return [max([len(column.title), *(len(row[index]) for row in rows)]) for index, column in enumerate(columns)]
+
+
+def _room(widths: Sequence[int], width: int) -> int:
+    return min(width, MAX_WIDTH) - sum(widths[1:]) - len(_GAP) * (len(widths) - 1)
+
+
+def shorten(text: str, width: int) -> str:
+    """``tests/mod…test_decoder[fp16]``: both ends of a name, its end (the test, not the folder) in greater part."""
+    if len(text) <= width:
+        return text
+    head = (width - 1) // 3
+    return f"{text[:head]}…{text[len(text) - (width - 1 - head) :]}"
+
+
+def printable(text: str) -> str:
+    """Line breaks and control characters would tear a table apart."""
+    return "".join(character if character.isprintable() else "?" for character in text)
+
+
+def _line(columns: Sequence[Column], row: Sequence[str], widths: Sequence[int]) -> str:
+    cells = [shorten(row[0], widths[0]), *row[1:]]
+    padded = [
+        cell.rjust(width) if column.right else cell.ljust(width)
+        for column, cell, width in zip(columns, cells, widths, strict=True)
+    ]
+    return _GAP.join(padded).rstrip()

@@ -1,0 +1,206 @@
+"""The run as a document (``--cudagraph-json``, schema 1) and as JUnit properties. Times in seconds, memory in bytes."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, is_dataclass
+from enum import Enum
+from typing import Any
+
+from pytest_cudagraph.baseline import normal_name
+from pytest_cudagraph.report.table import UNTIMED, Row
+from pytest_cudagraph.units import to_ns, to_seconds
+from pytest_cudagraph.values import (
+    BatchReport,
+    DeviceInfo,
+    Finding,
+    GraphReport,
+    Interval,
+    Latency,
+    NoBaseline,
+    SavedBatch,
+    Timing,
+)
+
+SCHEMA = 1
+
+_PICOSECOND_DIGITS = 12
+"""Seconds are rounded to picoseconds: below any clock, and 0.000112 stays 0.000112 in the file."""
+
+
+def document(reports: Iterable[GraphReport], device: DeviceInfo | None, settings: Any) -> dict[str, Any]:
+    """Everything of a run, also of its failing tests; ``settings`` is a mapping or a dataclass."""
+    return {
+        "schema": SCHEMA,
+        "device": None if device is None else asdict(device),
+        "settings": _jsonable(asdict(settings) if _is_instance(settings) else settings),
+        "tests": [_test(report) for report in reports],
+    }
+
+
+def json_text(found: Mapping[str, Any]) -> str:
+    """The document's text, for a file; what is no finite number has become null before."""
+    return json.dumps(found, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def properties(report: GraphReport) -> list[tuple[str, str]]:
+    """JUnit's properties of a test: ``cudagraph.batch_8.speedup`` = ``1.42``; a call named by its user carries it."""
+    is_plain = report.name == normal_name(report.nodeid)
+    prefix = "cudagraph" if is_plain else f"cudagraph.{report.name}"
+    found = [(f"{prefix}.verdict", report.verdict.value)]
+    for batch in report.batches:
+        found += [(f"{prefix}.batch_{batch.batch_size}.{key}", text) for key, text in _properties(batch)]
+    return found
+
+
+def _properties(batch: BatchReport) -> list[tuple[str, str]]:
+    found = [("verdict", batch.verdict.value)]
+    timing = _timing(batch)
+    if timing is not None:
+        found += [(f"speedup{suffix}", f"{value:.2f}") for suffix, value in _bounds(timing.speedup)]
+        found += [("eager_seconds", f"{to_seconds(timing.eager.median_ns):.4g}")]
+        found += [("replay_seconds", f"{to_seconds(timing.replay.median_ns):.4g}")]
+    if batch.receipt is not None and batch.receipt.kernels is not None:
+        found.append(("kernels", str(batch.receipt.kernels)))
+    return found
+
+
+def _bounds(speedup: Interval) -> list[tuple[str, float]]:
+    return [("", speedup.estimate), ("_low", speedup.low), ("_high", speedup.high)]
+
+
+def rows_of_document(found: Mapping[str, Any]) -> list[Row]:
+    """The table's rows from a document. Raises :class:`ValueError` for what is not one of schema 1."""
+    if not isinstance(found, dict) or found.get("schema") != SCHEMA:
+        raise ValueError(f"not a document of schema {SCHEMA} as --cudagraph-json writes it")
+    try:
+        return [row for test in found["tests"] for row in _rows(test)]
+    except (KeyError, TypeError, AttributeError) as exc:
+        raise ValueError(f"damaged: {exc!r}") from exc
+
+
+def _rows(test: Mapping[str, Any]) -> list[Row]:
+    if not test["batches"]:
+        errors = [finding["message"] for finding in test["findings"] if finding["level"] == "error"]
+        note = errors[0] if errors else ""
+        return [Row(test=test["name"], batch_size=None, word=test["verdict"].replace("-", " "), note=note)]
+    return [_row(test["name"], batch) for batch in test["batches"]]
+
+
+def _row(name: str, batch: Mapping[str, Any]) -> Row:
+    untimed = batch["verdict"] in [verdict.value for verdict in UNTIMED]
+    return Row(
+        test=name,
+        batch_size=int(batch["batch_size"]),
+        word=batch["verdict"].replace("-", " "),
+        eager_ns=_median_ns(batch["eager"]),
+        compiled_ns=_median_ns(batch["compiled"]),
+        replay_ns=_median_ns(batch["replay"]),
+        speedup=_interval(batch["speedup"]),
+        min_speedup=None if batch["min_speedup"] is None else float(batch["min_speedup"]),
+        note=(batch["reason"] or "") if untimed else "",
+    )
+
+
+def _median_ns(latency: Mapping[str, Any] | None) -> float | None:
+    return None if latency is None or latency["median"] is None else to_ns(float(latency["median"]))
+
+
+def _interval(speedup: Mapping[str, Any] | None) -> Interval | None:
+    if speedup is None or None in speedup.values():
+        return None
+    return Interval(estimate=float(speedup["estimate"]), low=float(speedup["low"]), high=float(speedup["high"]))
+
+
+def _test(report: GraphReport) -> dict[str, Any]:
+    return {
+        "nodeid": report.nodeid,
+        "name": report.name,
+        "verdict": report.verdict.value,
+        "findings": [_finding(finding) for finding in report.findings],
+        "batches": [_batch(batch) for batch in report.batches],
+    }
+
+
+def _finding(finding: Finding) -> dict[str, Any]:
+    return {
+        "id": finding.id,
+        "level": finding.level,
+        "file": finding.site.file if finding.site else None,
+        "line": finding.site.line if finding.site else None,
+        "message": finding.message,
+        "fix": finding.fix,
+    }
+
+
+def _batch(batch: BatchReport) -> dict[str, Any]:
+    timing, receipt = _timing(batch), batch.receipt
+    return {
+        "batch_size": batch.batch_size,
+        "verdict": batch.verdict.value,
+        "reason": batch.worst.reason if batch.worst else None,
+        "min_speedup": batch.min_speedup,
+        "speedup": _speedup(timing.speedup) if timing else None,
+        "eager": _latency(timing.eager) if timing else None,
+        "compiled": _latency(timing.compiled) if timing and timing.compiled else None,
+        "replay": _latency(timing.replay) if timing else None,
+        "kernels": receipt.kernels if receipt else None,
+        "capture_seconds": _seconds(receipt.capture_ns) if receipt else None,
+        "memory_bytes": receipt.memory_bytes if receipt else None,
+        "baseline": _baseline(batch.baseline),
+        "measure_seconds": _seconds(timing.measure_ns) if timing else None,
+        "blocks": timing.blocks if timing else None,
+        "seed": timing.seed if timing else None,
+    }
+
+
+def _timing(batch: BatchReport) -> Timing | None:
+    return None if batch.verdict in UNTIMED else batch.timing
+
+
+def _baseline(saved: SavedBatch | NoBaseline | None) -> dict[str, Any] | None:
+    if not isinstance(saved, SavedBatch):
+        return None
+    return {
+        "speedup": _speedup(saved.speedup),
+        "eager": _latency(saved.eager),
+        "compiled": _latency(saved.compiled) if saved.compiled else None,
+        "replay": _latency(saved.replay),
+        "kernels": saved.kernels,
+        "saved_at": saved.saved_at,
+    }
+
+
+def _latency(latency: Latency) -> dict[str, Any]:
+    return {
+        "median": _seconds(latency.median_ns),
+        "q25": _seconds(latency.q25_ns),
+        "samples": latency.samples,
+    }
+
+
+def _speedup(speedup: Interval) -> dict[str, float | None]:
+    return {key: value if math.isfinite(value) else None for key, value in asdict(speedup).items()}
+
+
+def _seconds(nanoseconds: float) -> float | None:
+    return round(to_seconds(nanoseconds), _PICOSECOND_DIGITS) if math.isfinite(nanoseconds) else None
+
+
+def _is_instance(value: Any) -> bool:
+    return is_dataclass(value) and not isinstance(value, type)
+
+
+def _jsonable(value: Any) -> Any:
+    """A setting as JSON has it: enums by value, paths and whatever else as their text."""
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, Mapping):
+        return {str(key): _jsonable(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [_jsonable(item) for item in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if value is None or isinstance(value, (str, int)) else str(value)

@@ -1,0 +1,82 @@
+"""The message of a failing test: allowed and found, the evidence, the device, the remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from pytest_cudagraph.report.header import device_text
+from pytest_cudagraph.values import BatchReport, GraphReport, Judgement, Verdict
+
+_SHOWN = 4
+"""Batch sizes told in full: with evidence they fill a screen."""
+
+_INDENT = "  "
+
+
+def failure_text(report: GraphReport) -> str:
+    """Everything that fails in a report, worst first; where nothing fails, everything that was not proven."""
+    model = [judgement for judgement in report.judgements if _is_missed(judgement.verdict, report)]
+    batches = sorted((batch for batch in report.batches if _is_missed(batch.verdict, report)), key=_urgency)
+    told = batches[:_SHOWN]
+    lines = [line for judgement in model for line in _told(judgement)]
+    for batch in told:
+        lines += _batch_lines(batch, _missed(batch, report))
+    if len(batches) > len(told):
+        lines.append(_rest(batches[_SHOWN:]))
+    if report.device is not None:
+        lines.append(_INDENT + device_text(report.device))
+    model_remedies = [line for judgement in model for line in judgement.remedy.splitlines()]
+    remedies = [*model_remedies, *_remedies({batch.batch_size: _missed(batch, report) for batch in told})]
+    return "\n".join([*lines, *(_INDENT + remedy for remedy in dict.fromkeys(remedies))])
+
+
+def _is_missed(verdict: Verdict, report: GraphReport) -> bool:
+    return verdict.fails if report.verdict.fails else verdict is not Verdict.PASSED
+
+
+def _missed(batch: BatchReport, report: GraphReport) -> list[Judgement]:
+    found = [judgement for judgement in batch.judgements if _is_missed(judgement.verdict, report)]
+    return sorted(found, key=lambda judgement: -judgement.verdict.severity)
+
+
+def _urgency(batch: BatchReport) -> tuple[int, float, int]:
+    """Sorts the worst verdict first, within it the speedup furthest below its target, then the smaller batch."""
+    shortfall = 1.0
+    if batch.timing is not None and batch.min_speedup:
+        shortfall = batch.timing.speedup.estimate / batch.min_speedup
+    return (-batch.verdict.severity, shortfall, batch.batch_size)
+
+
+def _batch_lines(batch: BatchReport, missed: Sequence[Judgement]) -> list[str]:
+    prefix = f"batch {batch.batch_size}: "
+    return [line for judgement in missed for line in _told(judgement, prefix)]
+
+
+def _told(judgement: Judgement, prefix: str = "") -> list[str]:
+    """The judgement's sentence and, indented, its evidence; both may be of several lines."""
+    sentence = judgement.reason if judgement.reason.startswith(prefix) else prefix + judgement.reason
+    first, *more = sentence.splitlines() or [judgement.verdict.value]
+    evidence = [line for item in judgement.evidence for line in item.splitlines()]
+    return [first, *(_INDENT + line for line in [*more, *evidence])]
+
+
+def _rest(batches: Sequence[BatchReport]) -> str:
+    sizes = ", ".join(str(batch.batch_size) for batch in batches)
+    return f"... and {len(batches)} more: batch {sizes}"
+
+
+def _remedies(missed: Mapping[int, Sequence[Judgement]]) -> list[str]:
+    """Each remedy once, with the batch sizes it is for, unless it is for all of them."""
+    sizes: dict[str, list[int]] = {}
+    for batch_size, judgements in missed.items():
+        for remedy in dict.fromkeys(judgement.remedy for judgement in judgements if judgement.remedy):
+            sizes.setdefault(remedy, []).append(batch_size)
+    return [
+        line
+        for remedy, batches in sizes.items()
+        for line in f"{_for_batches(batches, of=len(missed))}{remedy}".splitlines()
+    ]
+
+
+def _for_batches(batches: Sequence[int], *, of: int) -> str:
+    return "" if len(batches) == of else f"batch {', '.join(map(str, batches))}: "

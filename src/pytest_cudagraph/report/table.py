@@ -1,0 +1,206 @@
+"""The summary a run ends with: one table per device, and the lines below it."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from pytest_cudagraph.report.columns import MAX_WIDTH, Column, fits, grid, printable
+from pytest_cudagraph.report.header import device_text
+from pytest_cudagraph.units import factor_text, latency_text, plural
+from pytest_cudagraph.values import BatchReport, GraphReport, Interval, Latency, SavedBatch, Verdict
+
+UNTIMED = (Verdict.WRONG, Verdict.NOT_CAPTURED)
+"""Verdicts whose timings say nothing, and are not shown: what was timed is not the model."""
+
+_MIN_TEST = 20
+"""Columns a test's name should have before the intervals are left out for its sake."""
+
+_LISTED = 5
+"""How many of a kind are named below the table before the rest is only counted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One line of the table; times in nanoseconds, None where there is nothing to show."""
+
+    test: str
+    batch_size: int | None
+    word: str
+    eager_ns: float | None = None
+    compiled_ns: float | None = None
+    replay_ns: float | None = None
+    speedup: Interval | None = None
+    min_speedup: float | None = None
+    note: str = ""
+    """Shown on a line below: why there are no timings, or how the graph itself has changed."""
+
+
+def table(reports: Iterable[GraphReport], width: int = MAX_WIDTH) -> list[str]:
+    """The table of a run, a block per device, each under a line that names the device; no lines for no reports."""
+    blocks: dict[str, list[Row]] = {}
+    for report in reports:
+        device = device_text(report.device) if report.device else "no device"
+        blocks.setdefault(device, []).extend(rows_of(report))
+    lines: list[str] = []
+    for device, rows in blocks.items():
+        lines += [device, *render(rows, width)]
+    return lines
+
+
+def rows_of(report: GraphReport) -> list[Row]:
+    """The rows of one report; a model that never came to a batch size has one."""
+    if report.batches:
+        return [_row(report, batch) for batch in report.batches]
+    worst = next((judgement for judgement in report.judgements if judgement.verdict is report.verdict), None)
+    word = report.verdict.value.replace("-", " ")
+    return [Row(test=report.name, batch_size=None, word=word, note=worst.reason if worst else "")]
+
+
+def _row(report: GraphReport, batch: BatchReport) -> Row:
+    timing = None if batch.verdict in UNTIMED else batch.timing
+    return Row(
+        test=report.name,
+        batch_size=batch.batch_size,
+        word=batch.word,
+        eager_ns=timing.eager.median_ns if timing else None,
+        compiled_ns=_median(timing.compiled) if timing else None,
+        replay_ns=timing.replay.median_ns if timing else None,
+        speedup=timing.speedup if timing else None,
+        min_speedup=batch.min_speedup,
+        note=_note(batch),
+    )
+
+
+def _note(batch: BatchReport) -> str:
+    if batch.verdict in UNTIMED:
+        return batch.worst.reason if batch.worst else ""
+    saved, now = batch.baseline, batch.receipt
+    if not isinstance(saved, SavedBatch) or now is None or saved.kernels == now.kernels:
+        return ""
+    return next((judgement.reason for judgement in batch.judgements if judgement.gate == "structure"), "")
+
+
+def _median(latency: Latency | None) -> float | None:
+    return latency.median_ns if latency else None
+
+
+def render(rows: Sequence[Row], width: int = MAX_WIDTH) -> list[str]:
+    """A title line, one line per row, and below each row its note."""
+    compiled = any(row.compiled_ns is not None for row in rows)
+    columns = _columns(compiled)
+    shown = _named_once(rows)
+    cells = [_cells(row, compiled=compiled, interval=True) for row in shown]
+    if not fits(columns, cells, width=width, first=_MIN_TEST):
+        cells = [_cells(row, compiled=compiled, interval=False) for row in shown]
+    title, *lines = grid(columns, cells, width=width)
+    return [title, *_with_notes(rows, lines, min(width, MAX_WIDTH))]
+
+
+def _columns(compiled: bool) -> list[Column]:
+    numbers = ["batch", "eager", *(["compiled"] if compiled else []), "replay", "speedup", "target"]
+    columns = [Column(title=title) for title in numbers]
+    return [Column(title="test", right=False), *columns, Column(title="verdict", right=False)]
+
+
+def _cells(row: Row, *, compiled: bool, interval: bool) -> list[str]:
+    return [
+        row.test,
+        "-" if row.batch_size is None else str(row.batch_size),
+        _latency(row.eager_ns),
+        *([_latency(row.compiled_ns)] if compiled else []),
+        _latency(row.replay_ns),
+        _speedup(row.speedup, interval=interval),
+        "-" if row.min_speedup is None else factor_text(row.min_speedup),
+        row.word,
+    ]
+
+
+def _latency(nanoseconds: float | None) -> str:
+    return "-" if nanoseconds is None else latency_text(nanoseconds)
+
+
+def _speedup(speedup: Interval | None, *, interval: bool) -> str:
+    if speedup is None:
+        return "-"
+    bounds = f" ({speedup.low:.2f}-{speedup.high:.2f})" if interval else ""
+    return factor_text(speedup.estimate) + bounds
+
+
+def _named_once(rows: Sequence[Row]) -> list[Row]:
+    """The same rows, a test's name only on its first."""
+    named: list[Row] = []
+    last = None
+    for row in rows:
+        named.append(row if row.test != last else replace(row, test=""))
+        last = row.test
+    return named
+
+
+def _with_notes(rows: Sequence[Row], lines: Sequence[str], width: int) -> list[str]:
+    found: list[str] = []
+    for row, line in zip(rows, lines, strict=True):
+        found += [line, *_wrapped(row.note, width, indent="  ")]
+    return found
+
+
+def closing(
+    reports: Sequence[GraphReport],
+    counts: Mapping[str, int],
+    *,
+    wrote: tuple[int, str] | None = None,
+    refused: Sequence[tuple[str, int, str]] = (),
+    stale: Sequence[tuple[str, int]] = (),
+) -> list[str]:
+    """The lines below the table: counts, what could not be decided and why, what was written.
+
+    ``wrote`` is the number of entries and the file, ``refused`` what was asked to be written and was not (name, batch
+    size, reason), ``stale`` the saved entries that no test covers any more.
+    """
+    lines = [", ".join(f"{count} {word}" for word, count in counts.items() if count) or "nothing measured"]
+    lines += _undecided(reports)
+    lines += _listed("stale", [f"{name}, batch {batch_size}" for name, batch_size in stale])
+    lines += _listed("not written", [f"{name}, batch {batch_size}: {reason}" for name, batch_size, reason in refused])
+    if wrote is not None:
+        count, path = wrote
+        lines.append(f"wrote {count} {'entry' if count == 1 else 'entries'} to {path}")
+    return lines
+
+
+def _undecided(reports: Sequence[GraphReport]) -> list[str]:
+    inconclusive = [
+        f"{report.name}, batch {batch.batch_size}: {batch.worst.reason}"
+        for report in reports
+        for batch in report.batches
+        if batch.verdict is Verdict.INCONCLUSIVE and batch.worst
+    ]
+    return _listed("inconclusive", inconclusive) + _not_judged(reports)
+
+
+def _not_judged(reports: Sequence[GraphReport]) -> list[str]:
+    """One line per reason: a whole rehearsal has only one."""
+    reasons: dict[str, int] = {}
+    for report in reports:
+        for batch in report.batches:
+            if batch.verdict is Verdict.NOT_JUDGED and batch.worst:
+                reasons[batch.worst.reason] = reasons.get(batch.worst.reason, 0) + 1
+    lines = [f"{reason} ({plural(count, 'batch size')})" for reason, count in reasons.items()]
+    return [part for line in lines for part in _wrapped(line, MAX_WIDTH)]
+
+
+def _listed(kind: str, items: Sequence[str]) -> list[str]:
+    lines = [line for item in items[:_LISTED] for line in _wrapped(f"{kind}: {item}", MAX_WIDTH, names=True)]
+    return [*lines, f"{kind}: ... and {len(items) - _LISTED} more"] if len(items) > _LISTED else lines
+
+
+def _wrapped(text: str, width: int, *, indent: str = "", names: bool = False) -> list[str]:
+    """Lines of at most ``width`` columns; with ``names`` a longer nodeid stays whole, so that it can be copied."""
+    return textwrap.wrap(
+        printable(text),
+        width=width,
+        initial_indent=indent,
+        subsequent_indent=indent + "  ",
+        break_on_hyphens=False,
+        break_long_words=not names,
+    )

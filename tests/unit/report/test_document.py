@@ -1,0 +1,176 @@
+"""What a run leaves for programs: the JSON document, JUnit's properties."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from enum import Enum
+from pathlib import Path
+
+import pytest
+from tests.facts import CPU, H200, batch, judgement, report, saved, timing
+
+from pytest_cudagraph.report import document, json_text, properties, render, rows_of, rows_of_document
+from pytest_cudagraph.values import Finding, Interval, NoBaseline, Receipt, Site, Verdict
+
+NAME = "tests/test_a.py::test_a"
+
+SETTINGS = {"min_speedup": 1.15, "batch_sizes": (1, 8), "baseline": Path(".cudagraph"), "json": None}
+
+
+def story():
+    findings = (
+        Finding(
+            id="baked-scalar",
+            level="error",
+            message="a number is baked in",
+            fix="pass a tensor",
+            site=Site(file="model.py", line=12),
+        ),
+        Finding(id="rng", level="note", message="draws random numbers", fix="none needed"),
+    )
+    new = NoBaseline(comparison="new", reason="never saved")
+    wrong = judgement(Verdict.WRONG, gate="check", reason="replay differs from eager in output[0]")
+    return report(
+        NAME,
+        batch(1, baseline=saved(batch_size=1), timing=timing(120.0, 60.0, 80.0)),
+        batch(8, judgement(reason="replay is 2.00x eager"), baseline=new),
+        batch(16, wrong),
+        batch(32, judgement(Verdict.NOT_CAPTURED, gate="capture"), receipt=None, timing=None, min_speedup=None),
+        findings=findings,
+    )
+
+
+def test_the_document_reads_as_reviewed(golden):
+    golden("report/document.json", json_text(document([story()], H200, SETTINGS)))
+
+
+def test_the_document_has_just_the_fields_of_its_schema():
+    found = document([story()], H200, SETTINGS)
+
+    assert set(found) == {"schema", "device", "settings", "tests"}
+    (test,) = found["tests"]
+    assert set(test) == {"nodeid", "name", "verdict", "findings", "batches"}
+    assert set(test["findings"][0]) == {"id", "level", "file", "line", "message", "fix"}
+    fields = (
+        "batch_size verdict reason min_speedup speedup eager compiled replay kernels capture_seconds memory_bytes "
+        "baseline measure_seconds blocks seed"
+    )
+    assert all(set(each) == set(fields.split()) for each in test["batches"])
+    assert set(test["batches"][0]["eager"]) == {"median", "q25", "samples"}
+    assert set(test["batches"][0]["speedup"]) == {"estimate", "low", "high"}
+
+
+def test_timings_of_wrong_results_are_null():
+    wrong = document([story()], H200, {})["tests"][0]["batches"][2]
+
+    assert wrong["verdict"] == "wrong"
+    assert {key for key, value in wrong.items() if value is None} == {
+        "speedup",
+        "eager",
+        "compiled",
+        "replay",
+        "baseline",
+        "measure_seconds",
+        "blocks",
+        "seed",
+    }
+
+
+def test_times_are_seconds_and_memory_is_bytes():
+    first = document([story()], H200, {})["tests"][0]["batches"][0]
+
+    assert first["eager"] == {"median": 0.00012, "q25": 0.0001188, "samples": 200}
+    assert (first["capture_seconds"], first["measure_seconds"], first["memory_bytes"]) == (0.012, 0.9, 4096)
+
+
+def test_what_is_no_number_is_null():
+    endless = replace(timing(), speedup=Interval(estimate=2.0, low=1.0, high=float("inf")))
+    found = document([report(NAME, batch(timing=endless))], None, {"limit": float("nan")})
+
+    assert json.loads(json_text(found))["tests"][0]["batches"][0]["speedup"]["high"] is None
+    assert (found["device"], found["settings"]) == (None, {"limit": None})
+
+
+class Update(Enum):
+    NEVER = "never"
+
+
+@dataclass(frozen=True)
+class Settings:
+    update: Update
+    minimum: dict[int, float]
+    rootdir: Path
+
+
+def test_settings_may_be_a_dataclass():
+    settings = Settings(update=Update.NEVER, minimum={8: 1.15}, rootdir=Path("a"))
+
+    assert document([], H200, settings)["settings"] == {"update": "never", "minimum": {"8": 1.15}, "rootdir": "a"}
+
+
+def test_a_document_gives_the_table_of_its_run():
+    compiled = replace(report("b"), batches=(), judgements=(judgement(Verdict.NOT_CAPTURED, gate="compile"),))
+    found = json.loads(json_text(document([story(), compiled], H200, {})))
+
+    lines = render([*rows_of(story()), *rows_of(compiled)])
+    assert render(rows_of_document(found)) == [line for line in lines if "compile not-captured" not in line]
+
+
+@pytest.mark.parametrize("found", [[], {}, None, {"schema": 2, "tests": []}, {"benchmarks": []}])
+def test_another_document_is_refused(found):
+    with pytest.raises(ValueError, match="not a document of schema 1 as --cudagraph-json writes it"):
+        rows_of_document(found)
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda found: found.pop("tests"),
+        lambda found: found["tests"].append(3),
+        lambda found: found["tests"][0].pop("batches"),
+        lambda found: found["tests"][0]["batches"][0].pop("eager"),
+        lambda found: found["tests"][0]["batches"][0]["eager"].update(median="fast"),
+        lambda found: found["tests"][0]["batches"][0].update(speedup=[1, 2]),
+        lambda found: found["tests"][0]["batches"][0].update(verdict=None),
+    ],
+)
+def test_a_damaged_document_is_refused(edit):
+    found = json.loads(json_text(document([story()], H200, {})))
+    edit(found)
+
+    with pytest.raises(ValueError, match=r"damaged|could not convert"):
+        rows_of_document(found)
+
+
+def test_properties_are_flat_text():
+    receipt = Receipt(batch_size=8, operations=None, kernels=None)
+
+    assert properties(report(NAME, batch(8), batch(16, receipt=receipt, timing=None))) == [
+        ("cudagraph.verdict", "passed"),
+        ("cudagraph.batch_8.verdict", "passed"),
+        ("cudagraph.batch_8.speedup", "2.00"),
+        ("cudagraph.batch_8.speedup_low", "1.96"),
+        ("cudagraph.batch_8.speedup_high", "2.04"),
+        ("cudagraph.batch_8.eager_seconds", "0.00012"),
+        ("cudagraph.batch_8.replay_seconds", "6e-05"),
+        ("cudagraph.batch_8.kernels", "46"),
+        ("cudagraph.batch_16.verdict", "passed"),
+    ]
+
+
+def test_properties_of_named_calls_do_not_collide():
+    plain, named = report(NAME, nodeid=f"{NAME}@gpu0"), report("decoder", nodeid=NAME, device=CPU)
+
+    assert properties(plain)[0] == ("cudagraph.verdict", "passed")
+    assert properties(named)[0] == ("cudagraph.decoder.verdict", "passed")
+
+
+def test_properties_of_wrong_results_hold_no_timings():
+    wrong = judgement(Verdict.WRONG, gate="check")
+
+    assert [key for key, _ in properties(report(NAME, batch(8, wrong)))] == [
+        "cudagraph.verdict",
+        "cudagraph.batch_8.verdict",
+        "cudagraph.batch_8.kernels",
+    ]

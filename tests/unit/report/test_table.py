@@ -1,0 +1,153 @@
+"""The table and the lines below it: narrow, complete, and silent where there is nothing to say."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tests.facts import CPU, H200, batch, judgement, report, saved, timing
+
+from pytest_cudagraph.report import closing, header, table
+from pytest_cudagraph.report.columns import shorten
+from pytest_cudagraph.values import Receipt, Verdict
+
+LONG = "tests/integration/decoders/test_speculative_decoding.py::TestSpeculative::test_decoder_with_draft[fp16-1024]"
+
+WRONG = judgement(
+    Verdict.WRONG,
+    gate="check",
+    reason="replay differs from eager in output['logits']: 12 of 512 elements differ, at most 0.37 at (0, 17), "
+    "where 1e-05 is allowed",
+)
+
+
+def story():
+    """One row of every kind."""
+    more = judgement(gate="structure", reason="46 -> 62 kernels: +16 `aten.mul`")
+    counted = Receipt(batch_size=4, operations=80, kernels=62)
+    return [
+        report(
+            "tests/test_a.py::test_mlp",
+            batch(1, timing=timing(250.0, 50.0)),
+            batch(4, judgement(), more, receipt=counted, baseline=saved(batch_size=4), timing=timing(1200.0, 700.0)),
+            batch(8, judgement(Verdict.FAILED), timing=timing(120.0, 112.1), comparison="same"),
+            batch(96, judgement(), judgement(Verdict.FAILED, gate="baseline"), timing=timing(5000.0, 4999.0)),
+        ),
+        report(
+            LONG,
+            batch(1, WRONG, timing=timing()),
+            batch(2, judgement(Verdict.NOT_CAPTURED, gate="capture", reason="operation not permitted: .item()")),
+            batch(4, judgement(Verdict.INCONCLUSIVE, reason="between 1.10x and 1.21x after 10.0 s")),
+        ),
+        replace(
+            report("tests/test_a.py::test_compile"),
+            batches=(),
+            judgements=(judgement(Verdict.NOT_CAPTURED, gate="compile", reason="the compile ran past 60.0 s"),),
+        ),
+    ]
+
+
+def compiled_story():
+    return [
+        report(LONG, batch(8, timing=timing(1200.0, 600.0, 812.5)), batch(256, timing=timing(31200.0, 600.0, 999.9))),
+        report("encoder", batch(8)),
+    ]
+
+
+def rehearsal():
+    not_judged = judgement(Verdict.NOT_JUDGED, reason="speed is not judged: this is a rehearsal on a CPU")
+    return [report("tests/test_a.py::test_mlp", batch(1, not_judged), batch(8, not_judged), device=CPU)]
+
+
+@pytest.mark.parametrize("width", [80, 100])
+@pytest.mark.parametrize("name", ["story", "compiled_story", "rehearsal"])
+def test_the_table_reads_as_reviewed_and_is_narrow(golden, name, width):
+    lines = table(globals()[name](), width)
+
+    golden(f"report/{name}-{width}.txt", "\n".join(lines))
+    assert max(len(line) for line in lines) <= width
+
+
+def test_no_table_is_wider_than_100_columns():
+    assert max(len(line) for line in table([*story(), *compiled_story()], 200)) <= 100
+
+
+def test_nothing_is_said_of_nothing():
+    assert table([]) == []
+
+
+def test_devices_have_a_table_each():
+    lines = table([report("a"), report("b", device=CPU), report("c")])
+
+    assert [line for line in lines if "torch" in line] == [
+        "NVIDIA H200, driver 580.159, torch 2.11.0",
+        "cpu: AMD EPYC 9B45, torch 2.13.0+cpu",
+    ]
+    assert [line[0] for line in lines] == ["N", "t", "a", "c", "c", "t", "b"]
+
+
+def test_timings_of_wrong_results_are_not_shown():
+    wrong, _ = table([report("a", batch(8, WRONG))])[2:4]
+
+    assert wrong.split() == ["a", "8", "-", "-", "-", "1.15x", "wrong"]
+
+
+def test_a_report_without_a_device_has_a_row():
+    assert table([report("a", batch(8, judgement(Verdict.NOT_JUDGED), timing=None), device=None)])[0] == "no device"
+
+
+def test_a_name_cannot_break_a_line():
+    lines = table([report("bad\nname\x1b[31m")])
+
+    assert len(lines) == 3
+    assert lines[2].startswith("bad?name?[31m")
+
+
+@pytest.mark.parametrize(
+    ("text", "width", "expected"),
+    [("abc", 3, "abc"), ("abcd", 3, "…cd"), ("abcdefghij", 7, "ab…ghij"), ("", 5, "")],
+)
+def test_a_name_is_shortened_in_its_middle(text, width, expected):
+    assert shorten(text, width) == expected
+    assert len(expected) <= width
+
+
+COUNTS = {"passed": 3, "failed": 0, "slower": 1, "not captured": 1, "new": 1, "stale": 1}
+
+
+def test_the_counts_name_only_what_there_is():
+    assert closing([], COUNTS) == ["3 passed, 1 slower, 1 not captured, 1 new, 1 stale"]
+
+
+def test_no_counts_at_all_are_said():
+    assert closing([], {"passed": 0}) == ["nothing measured"]
+
+
+def test_the_lines_below_read_as_reviewed(golden):
+    lines = closing(
+        [*story(), *rehearsal()],
+        COUNTS,
+        wrote=(8, ".cudagraph/nvidia-h200.json"),
+        refused=[(LONG, 8, "failed: replay is 1.07x eager (95 % interval 1.05-1.09); this test asks for 1.15x")],
+        stale=[(f"tests/test_old.py::test_{number}", 8) for number in range(7)],
+    )
+
+    golden("report/closing.txt", "\n".join(lines))
+    assert all(len(line) <= 100 or LONG in line for line in lines)
+
+
+def test_one_entry_is_one_entry():
+    assert closing([], COUNTS, wrote=(1, "a.json"))[-1] == "wrote 1 entry to a.json"
+
+
+def test_the_header_says_what_is_measured_on_and_against():
+    assert header(H200, baseline=".cudagraph/nvidia-h200.json", min_speedup=1.15, judged=True) == (
+        "cudagraph: NVIDIA H200, driver 580.159, torch 2.11.0; baseline .cudagraph/nvidia-h200.json; gate 1.15x"
+    )
+
+
+def test_the_header_calls_a_rehearsal_one():
+    assert header(CPU, baseline=".cudagraph/cpu-amd-epyc-9b45.json", min_speedup=1.15, judged=False) == (
+        "cudagraph: cpu: AMD EPYC 9B45, torch 2.13.0+cpu; baseline .cudagraph/cpu-amd-epyc-9b45.json; "
+        "rehearsal: speed is not judged"
+    )

@@ -1,0 +1,303 @@
+"""The command line: what it says, and how it ends."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import psutil
+import pynvml
+import pytest
+from tests.facts import CPU, H200, batch, judgement, latency, report, saved, timing
+
+import pytest_cudagraph
+from pytest_cudagraph.baseline import JsonStore
+from pytest_cudagraph.cli import doctor, main
+from pytest_cudagraph.report import document, json_text
+from pytest_cudagraph.values import Verdict
+
+MLP, GPT = "tests/test_a.py::test_mlp[fp16]", "tests/test_b.py::test_gpt"
+
+
+@pytest.fixture(autouse=True)
+def workplace(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def said(capsys):
+    """Run a command; gives the exit code, stdout and stderr."""
+
+    def run(*argv):
+        try:
+            code = main([str(argument) for argument in argv])
+        except SystemExit as ended:
+            code = ended.code
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run
+
+
+def write(folder, *entries, device=H200):
+    store = JsonStore(folder, device)
+    store.merge(entries, commit_info={})
+    return store.path
+
+
+@pytest.fixture
+def folder(workplace):
+    made = workplace / ".cudagraph"
+    write(made, saved(MLP, 1), saved(MLP, 8, compiled=latency(80.0)), saved(GPT, 8, kernels=None))
+    write(made, saved(GPT, 1, device=CPU), device=CPU)
+    return made
+
+
+def test_list_names_the_files_of_a_folder(said, folder, golden):
+    code, out, _ = said("baseline", "list")
+
+    assert code == 0
+    golden("cli/list.txt", out)
+    assert said("baseline", "list", folder) == (0, out, "")
+
+
+def test_list_says_that_there_is_nothing(said, workplace):
+    assert said("baseline", "list", workplace) == (0, f"no baseline in {workplace}\n", "")
+
+
+def test_list_of_no_folder_is_a_mistake(said):
+    assert said("baseline", "list") == (4, "", "pytest-cudagraph: .cudagraph is not a folder\n")
+
+
+@pytest.mark.parametrize("name", [".cudagraph/nvidia-h200.json", "nvidia-h200", "nvidia-h200.json"])
+def test_show_tells_a_file_by_path_or_name(said, folder, golden, name):
+    code, out, _ = said("baseline", "show", name)
+
+    assert code == 0
+    golden("cli/show.txt", out)
+
+
+def test_show_of_an_unknown_name_is_a_mistake(said, folder):
+    assert said("baseline", "show", "nvidia-h100") == (
+        4,
+        "",
+        "pytest-cudagraph: .cudagraph/nvidia-h100.json: no such file\n",
+    )
+
+
+def test_prune_removes_by_name_in_all_files_and_says_so(said, folder):
+    code, out, _ = said("baseline", "prune", folder, "--name", "*::test_gpt")
+
+    assert code == 0
+    assert out == (
+        f"removed from {folder}/cpu-amd-epyc-9b45.json: {GPT}, batch 1\n"
+        f"removed from {folder}/nvidia-h200.json: {GPT}, batch 8\n"
+    )
+    assert not (folder / "cpu-amd-epyc-9b45.json").exists()
+    assert sorted(JsonStore(folder, H200).load()) == [(MLP, 1), (MLP, 8)]
+
+
+def test_prune_takes_brackets_as_they_are(said, folder):
+    said("baseline", "prune", folder, "--name", "nothing", MLP)
+
+    assert sorted(JsonStore(folder, H200).load()) == [(GPT, 8)]
+
+
+def test_prune_says_when_nothing_has_such_a_name(said, folder):
+    assert said("baseline", "prune", folder, "--name", "test_mlp") == (
+        0,
+        f"removed nothing: no entry in {folder} has such a name\n",
+        "",
+    )
+    assert len(JsonStore(folder, H200).load()) == 3
+
+
+@pytest.fixture
+def two(workplace):
+    """A function that writes two baseline files and gives their paths, relative to the current folder."""
+
+    def make(old, new):
+        write(workplace / "a", *old)
+        write(workplace / "b", *new)
+        return "a/nvidia-h200.json", "b/nvidia-h200.json"
+
+    return make
+
+
+SLOWER = saved(replay=latency(72.0), speedup=saved().speedup)
+UNCERTAIN = saved(replay=latency(68.0))
+MORE = saved(kernels=62, kernel_names={"aten.mul": 57, "aten.bmm": 5})
+
+
+def test_compare_reads_as_reviewed(said, two, golden):
+    old = [saved("same"), saved(GPT), saved(MLP), saved("gone"), saved("gpu", eager=latency(500.0))]
+    new = [
+        saved("same"),
+        saved(GPT, replay=latency(72.0), eager=latency(119.0)),
+        saved(MLP, kernels=62, kernel_names={"aten.mul": 57, "aten.bmm": 5}),
+        saved("new"),
+        saved("gpu", device=CPU, eager=latency(50.0)),
+    ]
+    code, out, _ = said("compare", *two(old, new))
+
+    golden("cli/compare.txt", out)
+    assert code == 1
+
+
+@pytest.mark.parametrize(
+    ("new", "options", "code"),
+    [
+        ([saved()], [], 0),
+        ([saved()], ["--strict"], 0),
+        ([SLOWER], [], 1),
+        ([SLOWER], ["--fail-on", "slower"], 1),
+        ([SLOWER], ["--fail-on", "any"], 1),
+        ([SLOWER], ["--fail-on", "kernels"], 0),
+        ([SLOWER], ["--max-slowdown", "0.2"], 0),
+        ([saved(replay=latency(66.0))], ["--max-slowdown", "0"], 1),
+        ([MORE], [], 0),
+        ([MORE], ["--fail-on", "kernels"], 1),
+        ([MORE], ["--fail-on", "any"], 1),
+        ([saved(kernels=30)], ["--fail-on", "any"], 0),
+        ([UNCERTAIN], [], 0),
+        ([UNCERTAIN], ["--strict"], 2),
+        ([saved(), saved("new")], [], 0),
+        ([saved(), saved("new")], ["--strict"], 2),
+        ([saved("other")], [], 0),
+        ([saved("other")], ["--strict"], 2),
+        ([SLOWER, saved("new")], ["--strict"], 1),
+    ],
+)
+def test_compare_ends_with_its_verdict(said, two, new, options, code):
+    assert said("compare", *two([saved()], new), *options)[0] == code
+
+
+def test_report_shows_the_table_of_a_document(said, workplace, golden):
+    wrong = judgement(Verdict.WRONG, gate="check", reason="replay differs from eager in output[0]")
+    reports = [report(MLP, batch(1), batch(8, timing=timing(120.0, 112.1))), report(GPT, batch(8, wrong), device=H200)]
+    (workplace / "run.json").write_text(json_text(document(reports, H200, {})), encoding="utf-8")
+    code, out, _ = said("report", "run.json")
+
+    assert code == 0
+    golden("cli/report.txt", out)
+
+
+def test_report_calls_a_cpu_one(said, workplace):
+    (workplace / "run.json").write_text(json_text(document([report(MLP, device=CPU)], CPU, {})), encoding="utf-8")
+
+    assert said("report", "run.json")[1].splitlines()[0] == "cpu: AMD EPYC 9B45, torch 2.13.0+cpu"
+
+
+@pytest.mark.parametrize("command", [["report"], ["baseline", "show"], ["compare", "run.json"]])
+@pytest.mark.parametrize("text", ["{", "[]", '{"schema": 7}', '{"benchmarks": [1]}', "\x00"])
+def test_bad_files_are_one_line_and_exit_4(said, workplace, command, text):
+    (workplace / "run.json").write_text(text)
+    code, out, err = said(*command, "run.json")
+
+    assert (code, out) == (4, "")
+    assert re.fullmatch(r"pytest-cudagraph: run\.json: [^\n]+\n", err)
+
+
+@pytest.mark.parametrize("command", [["report"], ["baseline", "show"], ["compare", "a.json"]])
+def test_missing_files_are_one_line_and_exit_4(said, command):
+    code, out, err = said(*command, "./a.json")
+
+    assert (code, out) == (4, "")
+    assert err.startswith("pytest-cudagraph: a.json: ")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        ([], "the following arguments are required: COMMAND"),
+        (["benchmark"], "invalid choice: 'benchmark'"),
+        (["baseline", "prune", "."], "the following arguments are required: --name"),
+        (["compare", "a"], "the following arguments are required: B"),
+        (["compare", "a", "b", "--fail-on", "all"], "invalid choice: 'all'"),
+        (["compare", "a", "b", "--max-slowdown", "10%"], "10% is not a fraction from 0 to 10 (0.10 allows 10 %)"),
+        (["compare", "a", "b", "--max-slowdown", "-1"], "-1 is not a fraction from 0 to 10 (0.10 allows 10 %)"),
+        (["compare", "a", "b", "--max-slowdown", "nan"], "nan is not a fraction from 0 to 10 (0.10 allows 10 %)"),
+    ],
+)
+def test_mistakes_of_use_exit_4_not_2(said, argv, words):
+    code, _, err = said(*argv)
+
+    assert code == 4
+    assert words in err
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """A machine without a GPU whose figures are known."""
+    choice = SimpleNamespace(kind="cpu", judged=False, reason="no GPU: this is a rehearsal on a CPU")
+    device = SimpleNamespace(choose=lambda option, *, require_gpu: choice, describe=lambda kind: CPU)
+    monkeypatch.setitem(sys.modules, "pytest_cudagraph.device", device)
+    monkeypatch.setattr(pytest_cudagraph, "device", device, raising=False)
+    monkeypatch.setattr(psutil, "getloadavg", lambda: (0.52, 1.0, 2.0))
+    monkeypatch.setattr(psutil, "cpu_count", lambda: 2)
+    monkeypatch.setattr(doctor, "version", lambda distribution: "9.8.7")
+
+    def absent():
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+
+    monkeypatch.setattr(pynvml, "nvmlInit", absent)
+    return monkeypatch
+
+
+def test_doctor_tells_what_can_be_told_without_measuring(said, machine, golden):
+    machine.setattr(doctor.sys, "version", "3.11.2 (main)")
+    code, out, _ = said("doctor")
+
+    assert code == 0
+    golden("cli/doctor.txt", out)
+
+
+def test_doctor_finds_nvml(said, machine):
+    machine.setattr(pynvml, "nvmlInit", lambda: None)
+    machine.setattr(pynvml, "nvmlShutdown", lambda: None)
+    machine.setattr(pynvml, "nvmlSystemGetDriverVersion", lambda: "580.159")
+    machine.setattr(pynvml, "nvmlDeviceGetCount", lambda: 2)
+
+    assert "nvml: driver 580.159, 2 GPUs\n" in said("doctor")[1]
+
+
+def test_doctor_without_torch_says_so(said, machine):
+    machine.delattr(pytest_cudagraph, "device")
+    machine.setitem(sys.modules, "pytest_cudagraph.device", None)
+    code, out, err = said("doctor")
+
+    assert (code, out) == (4, "")
+    assert err.startswith("pytest-cudagraph: torch cannot be imported: ")
+
+
+def test_a_version_that_is_not_installed_is_said():
+    assert doctor.version("no-such-distribution-here") == "not installed"
+
+
+def run(*command, **rest):
+    return subprocess.run([sys.executable, *command], capture_output=True, timeout=60, **rest)
+
+
+@pytest.mark.slow
+def test_the_module_is_the_command(folder):
+    done = run(
+        "-m", "pytest_cudagraph", "baseline", "show", "nvidia-h200", env=os.environ | {"PYTHONIOENCODING": "ascii"}
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert b"120.0 ?s" in done.stdout
+
+
+@pytest.mark.slow
+def test_the_command_does_not_load_torch(folder):
+    code = (
+        "import sys; from pytest_cudagraph.cli import main; "
+        "main(['baseline', 'list']); sys.exit('torch' in sys.modules or 'pytest' in sys.modules)"
+    )
+
+    assert run("-c", code).returncode == 0
