@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -45,8 +46,17 @@ def table(reports: Iterable[GraphReport], width: int = MAX_WIDTH) -> list[str]:
         blocks.setdefault(device, []).extend(rows_of(report))
     lines: list[str] = []
     for device, rows in blocks.items():
-        lines += [device, *render(rows, width)]
+        lines += [device, *render(_without_common_folder(rows), width)]
     return lines
+
+
+def _without_common_folder(rows: Sequence[Row]) -> list[Row]:
+    """The same rows; a folder that every test lies in tells nothing, and costs the columns of the names."""
+    names = {row.test for row in rows}
+    if any("::" not in name for name in names):
+        return list(rows)
+    folder = posixpath.commonpath([posixpath.dirname(name.partition("::")[0]) or "." for name in names])
+    return [replace(row, test=row.test.removeprefix(f"{folder}/")) for row in rows]
 
 
 def rows_of(report: GraphReport) -> list[Row]:
