@@ -1,0 +1,9 @@
+"""Example inputs: the user's one example, resized per batch size, copied, and filled with fresh values."""
+
+from __future__ import annotations
+
+from pytest_cudagraph.inputs.example import Example, check_device, clone
+from pytest_cudagraph.inputs.fresh import fresh
+from pytest_cudagraph.inputs.resize import batch_examples, example_batch_size
+
+__all__ = ["Example", "batch_examples", "check_device", "clone", "example_batch_size", "fresh"]

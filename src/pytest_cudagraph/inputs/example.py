@@ -1,0 +1,107 @@
+"""One example of a model's arguments, and copies of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pytest_cudagraph import leaves
+from pytest_cudagraph.errors import InputError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Example:
+    """The arguments of one call: pytrees of tensors, plain values and opaque objects."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+def named_tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """Every tensor by the name an error message gives it: ``args[0]``, ``kwargs['mask']``."""
+    named = leaves.named_leaves((args, kwargs))
+    return {argument_name(path): leaf for path, leaf in named if isinstance(leaf, torch.Tensor)}
+
+
+def argument_name(path: str) -> str:
+    """``args[0]`` or ``kwargs['mask']``, from a path into the pair ``(args, kwargs)``."""
+    return ("args" if path.startswith("[0]") else "kwargs") + path[len("[0]") :]
+
+
+def check_leaves(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Raise :class:`InputError` for leaves that cannot serve several calls, or not as they are laid out."""
+    for path, leaf in leaves.named_leaves((args, kwargs)):
+        name = argument_name(path)
+        if leaves.is_exhaustible(leaf):
+            raise InputError(
+                f"{name} is a {type(leaf).__name__}, which the first call would use up; "
+                "example inputs serve many calls: pass a list or a tuple"
+            )
+        if isinstance(leaf, torch.Tensor) and (leaf.is_nested or leaf.layout is not torch.strided):
+            layout = "nested" if leaf.is_nested else str(leaf.layout).removeprefix("torch.")
+            remedy = ".to_padded_tensor(0.0)" if leaf.is_nested else ".to_dense()"
+            raise InputError(
+                f"{name} is a {layout} tensor; graphs take strided tensors only, because the address and the size of "
+                f"every input are fixed at capture: pass it as {remedy}"
+            )
+
+
+def check_device(example: Example, device: str | torch.device) -> None:
+    """Raise :class:`InputError` for the first tensor that is not on ``device``, naming it and the remedy."""
+    wanted = torch.device(device)
+    for name, tensor in named_tensors(example.args, example.kwargs).items():
+        found = tensor.device
+        if found.type != wanted.type or wanted.index not in (None, found.index):
+            raise InputError(f"{name} is on {found}, but this run uses {wanted}; pass it as .to({str(wanted)!r})")
+
+
+def check_one_device(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Raise :class:`InputError` when the tensors lie on several devices, naming one tensor of each of two."""
+    tensors = named_tensors(args, kwargs)
+    first_name, first = next(iter(tensors.items()))
+    for name, tensor in tensors.items():
+        if tensor.device != first.device:
+            raise InputError(
+                f"all example inputs must be on one device; {first_name} is on {first.device}, {name} is on "
+                f"{tensor.device}: pass it as .to({str(first.device)!r})"
+            )
+
+
+def clone(example: Example) -> Example:
+    """The same values in storage of their own, strides kept; plain values and opaque objects are shared."""
+    return map_example(example, lambda tensor: filled_like(tensor, tensor))
+
+
+def map_example(example: Example, function: Callable[[torch.Tensor], torch.Tensor]) -> Example:
+    """``example`` with ``function(tensor)`` for each tensor; a tensor passed twice stays one tensor passed twice."""
+    made: dict[int, torch.Tensor] = {}
+
+    def once(tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) not in made:
+            made[id(tensor)] = function(tensor)
+        return made[id(tensor)]
+
+    with torch.no_grad():
+        args, kwargs = leaves.map_tensors(once, (example.args, example.kwargs))
+    return Example(args=args, kwargs=kwargs)
+
+
+def filled_like(tensor: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """A new tensor of the size, strides, dtype and device of ``tensor`` that holds ``values``."""
+    expanded = [dim for dim, stride in enumerate(tensor.stride()) if stride == 0 and tensor.shape[dim] > 1]
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    reach = 1 + sum((size - 1) * stride for size, stride in steps if size > 0)
+    distinct = tensor.numel()
+    for dim in expanded:
+        distinct //= tensor.shape[dim]
+    if reach < distinct:  # windows that overlap (unfold): no storage of that layout can hold arbitrary values
+        return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device).copy_(values)
+    made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+    target = made
+    for dim in expanded:  # torch refuses to write through an expanded dimension: one of its equal slices is enough
+        target, values = target.narrow(dim, 0, 1), values.narrow(dim, 0, 1)
+    target.copy_(values)
+    return made

@@ -1,0 +1,129 @@
+"""From the user's example to one example per batch size."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from pytest_cudagraph import leaves
+from pytest_cudagraph.errors import InputError
+from pytest_cudagraph.inputs.batch_dims import batch_dims
+from pytest_cudagraph.inputs.example import Example, argument_name, check_leaves, check_one_device
+
+
+class _Batched(NamedTuple):
+    """The flat example: its leaves, each leaf's batch dimension (None: leave alone), and the batch size it has."""
+
+    values: list[Any]
+    structure: leaves.Structure
+    dims: list[int | None]
+    size: int
+
+
+def example_batch_size(args: tuple[Any, ...], kwargs: dict[str, Any], batch_dim: Any = 0) -> int:
+    """The size of the batch dimension of the first tensor that has one; :class:`InputError` when there is none."""
+    return _batched(args, kwargs, batch_dim).size
+
+
+def batch_examples(
+    args: tuple[Any, ...], kwargs: dict[str, Any], batch_sizes: Sequence[int], batch_dim: Any = 0
+) -> dict[int, Example]:
+    """One example per batch size; tensors of the example's batch size are repeated or cut, others are shared.
+
+    ``batch_dim`` is an int for all tensors, or a tree of ints and None over ``args``, over ``kwargs`` (a dict), or
+    over both (a pair). Resized tensors are copies: same dtype, device and memory format, no gradient. Raises
+    :class:`InputError` for inputs, sizes and trees that cannot be used.
+    """
+    check_sizes(batch_sizes)
+    check_leaves(args, kwargs)
+    batched = _batched(args, kwargs, batch_dim)
+    check_one_device(args, kwargs)
+    return {size: _at_size(batched, size) for size in batch_sizes}
+
+
+def check_sizes(batch_sizes: Any) -> None:
+    """Raise :class:`InputError` unless these are distinct positive ints, at least one."""
+    takes = "batch sizes are distinct positive ints, such as [1, 8]"
+    if isinstance(batch_sizes, str) or not isinstance(batch_sizes, Sequence):
+        raise InputError(f"{takes}; found {batch_sizes!r}")
+    if not batch_sizes:
+        raise InputError(f"{takes}; found none")
+    for size in batch_sizes:
+        if not isinstance(size, int) or isinstance(size, bool):
+            raise InputError(f"{takes}; found {size!r}, a {type(size).__name__}")
+        if size < 1:
+            raise InputError(f"{takes}; found {size}")
+        if list(batch_sizes).count(size) > 1:
+            raise InputError(f"{takes}; found {size} more than once in {list(batch_sizes)}")
+
+
+def _batched(args: tuple[Any, ...], kwargs: dict[str, Any], batch_dim: Any) -> _Batched:
+    values, structure = leaves.flatten((args, kwargs))
+    dims = batch_dims(batch_dim, args, kwargs)
+    size = _first_size(values, structure, dims)
+    kept = [dim if _has_size(value, dim, size) else None for value, dim in zip(values, dims, strict=True)]
+    return _Batched(values=values, structure=structure, dims=kept, size=size)
+
+
+def _first_size(values: list[Any], structure: leaves.Structure, dims: list[int | None]) -> int:
+    """The batch size of the first tensor, as the user wrote the arguments, that has a batch dimension."""
+    tensors = [at for at in leaves.written_order(structure) if isinstance(values[at], torch.Tensor)]
+    if not tensors:
+        found = ", ".join(type(value).__name__ for value in values) or "no arguments at all"
+        raise InputError(f"the example inputs hold no tensor (found: {found}); a graph needs at least one to replay on")
+    first = next((at for at in tensors if dims[at] is not None), None)
+    if first is None:
+        raise InputError("batch_dim is None for every tensor; at least one needs an int, to be resized per batch size")
+    return _size_at(values[first], dims[first], leaves.paths(structure)[first])
+
+
+def _size_at(tensor: torch.Tensor, dim: int | None, path: str) -> int:
+    name = argument_name(path)
+    instead = "give another batch_dim, or a tree with None for tensors without a batch dimension"
+    if tensor.ndim == 0:
+        raise InputError(f"{name} has no dimensions, so it has no batch dimension {dim}; {instead}")
+    if dim is None or not -tensor.ndim <= dim < tensor.ndim:
+        shape, last = tuple(tensor.shape), tensor.ndim - 1
+        raise InputError(
+            f"batch_dim={dim} is out of range for {name} of shape {shape}, whose dimensions are 0 to {last}; {instead}"
+        )
+    if tensor.shape[dim] == 0:
+        raise InputError(
+            f"{name} of shape {tuple(tensor.shape)} has an example batch size of 0, which cannot be repeated; "
+            "give an example with at least one row"
+        )
+    return tensor.shape[dim]
+
+
+def _has_size(value: Any, dim: int | None, size: int) -> bool:
+    if dim is None or not isinstance(value, torch.Tensor):
+        return False
+    return -value.ndim <= dim < value.ndim and value.shape[dim] == size
+
+
+def _at_size(batched: _Batched, size: int) -> Example:
+    made: dict[tuple[int, int], torch.Tensor] = {}  # a tensor passed twice stays one tensor passed twice
+
+    def resized(value: Any, dim: int | None) -> Any:
+        if dim is None:
+            return value
+        if (id(value), dim) not in made:
+            made[id(value), dim] = _resized(value, dim, size)
+        return made[id(value), dim]
+
+    pairs = zip(batched.values, batched.dims, strict=True)
+    args, kwargs = leaves.unflatten(batched.structure, [resized(value, dim) for value, dim in pairs])
+    return Example(args=args, kwargs=kwargs)
+
+
+@torch.no_grad()
+def _resized(tensor: torch.Tensor, dim: int, size: int) -> torch.Tensor:
+    """Rows taken in turn, in a new dense tensor whose dimensions lie in memory in the same order (channels last)."""
+    strides = tensor.stride()
+    # An expanded dimension (stride 0) has no place in memory that the copy could keep.
+    order = sorted(range(tensor.ndim), key=lambda axis: 0 if 0 in strides else -strides[axis])
+    rows = torch.arange(size, device=tensor.device) % tensor.shape[dim]
+    taken = tensor.detach().permute(order).index_select(order.index(dim % tensor.ndim), rows)
+    return taken.permute([order.index(axis) for axis in range(tensor.ndim)])

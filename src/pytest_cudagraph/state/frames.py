@@ -1,0 +1,114 @@
+"""What a container held, so that entries added, removed or replaced can be undone without copying the entries."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from dataclasses import dataclass
+from types import CellType
+from typing import Any, Protocol
+
+
+class Frame(Protocol):
+    """One container and the very objects it held; :meth:`restore` makes it hold them again."""
+
+    def restore(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class DictFrame:
+    """A dict, or the ``__dict__`` of an object or module: keys, their order, and what they held."""
+
+    container: dict[Any, Any]
+    held: dict[Any, Any]
+
+    def restore(self) -> None:
+        now = self.container
+        same_keys = list(dict.keys(now)) == list(self.held)
+        if same_keys and all(dict.__getitem__(now, key) is value for key, value in self.held.items()):
+            return
+        # The classes' own methods: a ModelOutput forbids some, others would write attributes as well.
+        base: Any = OrderedDict if isinstance(now, OrderedDict) else dict
+        base.clear(now)
+        for key, value in self.held.items():
+            base.__setitem__(now, key, value)
+
+
+@dataclass(frozen=True, slots=True)
+class ListFrame:
+    """A list: its entries in order."""
+
+    container: list[Any]
+    held: list[Any]
+
+    def restore(self) -> None:
+        list.__setitem__(self.container, slice(None), self.held)
+
+
+@dataclass(frozen=True, slots=True)
+class DequeFrame:
+    """A deque: its entries in order."""
+
+    container: deque[Any]
+    held: list[Any]
+
+    def restore(self) -> None:
+        self.container.clear()
+        self.container.extend(self.held)
+
+
+@dataclass(frozen=True, slots=True)
+class SlotsFrame:
+    """The ``__slots__`` of an object: those that were set."""
+
+    container: Any
+    held: dict[str, Any]
+    names: tuple[str, ...]
+
+    def restore(self) -> None:
+        for name in self.names:
+            if name in self.held:
+                object.__setattr__(self.container, name, self.held[name])
+            elif hasattr(self.container, name):
+                object.__delattr__(self.container, name)
+
+
+@dataclass(frozen=True, slots=True)
+class CellFrame:
+    """A variable that a function closes over."""
+
+    container: CellType
+    held: Any
+
+    def restore(self) -> None:
+        self.container.cell_contents = self.held
+
+
+def slots_of(value: Any) -> dict[str, Any]:
+    """The slots that are set, by attribute name; private names as the class mangles them."""
+    found: dict[str, Any] = {}
+    for name in slot_names(type(value)):
+        try:
+            found[name] = object.__getattribute__(value, name)
+        except AttributeError:
+            continue
+    return found
+
+
+def slot_names(cls: type) -> tuple[str, ...]:
+    """Every slot of a class and its bases."""
+    names: list[str] = []
+    for base in cls.__mro__:
+        slots = base.__dict__.get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else tuple(slots):
+            hidden = name.startswith("__") and not name.endswith("__")
+            names.append(f"_{base.__name__.lstrip('_')}{name}" if hidden else name)
+    return tuple(name for name in names if name not in ("__dict__", "__weakref__"))
+
+
+def attributes_of(value: Any) -> dict[str, Any] | None:
+    """The ``__dict__`` of ``value`` itself, without asking its class; None where there is none."""
+    try:
+        found = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return None
+    return found if isinstance(found, dict) else None

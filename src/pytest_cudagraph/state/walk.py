@@ -1,0 +1,212 @@
+"""Finding what a model holds: tensors, plain values and containers, by the names a user would call them.
+
+Followed are modules, dict, list, tuple, deque, objects with ``__dict__`` or ``__slots__``, bound methods,
+``functools.partial`` and what functions close over. Not followed are globals, classes, sets, and objects of torch,
+the standard library and the test framework, whose insides (compiler caches, locks, fixtures) change without the
+model's doing and must not be put back.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable
+from enum import Enum
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType, SimpleNamespace
+from typing import Any
+
+import torch
+from torch import nn
+
+from pytest_cudagraph.state.frames import (
+    CellFrame,
+    DequeFrame,
+    DictFrame,
+    Frame,
+    ListFrame,
+    SlotsFrame,
+    attributes_of,
+    slot_names,
+    slots_of,
+)
+from pytest_cudagraph.state.memory import is_addressable
+
+_MAX_DEPTH = 8
+"""Containers within containers below a module. A cache is 4 deep; deeper ones are data, not state."""
+
+_MAX_ENTRIES = 4096
+"""Entries of one container. Longer ones are vocabularies and data sets, not state."""
+
+_PLAIN = (
+    int, float, complex, str, bytes, bool, type(None), Enum,
+    torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format,
+)  # fmt: skip
+_PLAIN_EXACT = frozenset(_PLAIN)
+_MODULE_TABLES = ("_parameters", "_buffers", "_modules")
+_MODULE_OWN = frozenset(nn.Module().__dict__) - frozenset(_MODULE_TABLES) | {"_compiled_call_impl"}
+_NOT_FOLLOWED = frozenset(
+    {
+        "torch",
+        "functorch",
+        "triton",
+        "numpy",
+        "pytest",
+        "_pytest",
+        "pluggy",
+        "pytest_cudagraph",
+        *sys.stdlib_module_names,
+    }
+)
+_OPAQUE = (type, ModuleType, BuiltinFunctionType, torch.Generator, set, frozenset)
+
+
+class View:
+    """One look at a model. ``tensors`` holds every name, so a tied tensor several times; nothing is copied."""
+
+    def __init__(self) -> None:
+        self.tensors: dict[str, torch.Tensor] = {}
+        self.plain: dict[str, Any] = {}
+        self.lengths: dict[str, int] = {}
+        self.entries: set[str] = set()
+        """Names in ``plain`` that are entries of a container: their coming and going is told by its length."""
+        self.training: dict[str, bool] = {}
+        self.frames: list[Frame] = []
+        self.not_seen: list[str] = []
+
+
+def look_at(model: Any, extras: Iterable[tuple[str, Any]] = ()) -> View:
+    """Everything reachable from ``model`` (names as in ``named_parameters``) and from named extras."""
+    walk = _Walk()
+    walk.visit(model, "", 0)
+    for name, extra in extras:
+        walk.visit(extra, name, 0)
+    return walk.view
+
+
+def modules_of(model: Callable[..., Any]) -> list[nn.Module]:
+    """The outermost modules that a callable holds: itself, bound to it, closed over, or in its attributes."""
+    walk = _Walk(outermost_only=True)
+    walk.visit(model, "", 0)
+    return walk.modules
+
+
+class _Walk:
+    def __init__(self, *, outermost_only: bool = False) -> None:
+        self.view = View()
+        self.modules: list[nn.Module] = []
+        self._outermost_only = outermost_only
+        self._seen: dict[int, Any] = {}  # holds the objects too, so that no id is used again during the walk
+
+    def visit(self, value: Any, name: str, depth: int) -> None:
+        if type(value) in _PLAIN_EXACT or isinstance(value, _PLAIN):
+            self.view.plain[name] = value
+        elif isinstance(value, torch.Tensor):
+            self._tensor(value, name, depth)
+        elif id(value) not in self._seen:
+            self._seen[id(value)] = value
+            if isinstance(value, nn.Module):
+                self._module(value, name)
+            elif not isinstance(value, _OPAQUE):
+                self._container(value, name, depth + 1)
+
+    def _tensor(self, tensor: torch.Tensor, name: str, depth: int) -> None:
+        if hasattr(tensor, "__tensor_flatten__"):  # a wrapper (quantised, distributed): its inner tensors hold the data
+            for inner in tensor.__tensor_flatten__()[0]:
+                self.visit(getattr(tensor, inner), _dotted(name, inner), depth + 1)
+        elif is_addressable(tensor):
+            self.view.tensors[name] = tensor
+        else:
+            self.view.not_seen.append(name)
+
+    def _module(self, module: nn.Module, name: str) -> None:
+        self.modules.append(module)
+        if self._outermost_only:
+            return
+        own = module.__dict__
+        self.view.training[name] = module.training
+        self.view.frames.append(DictFrame(own, dict(own)))
+        if isinstance(module, torch.jit.ScriptModule):  # its tensors live in C++, not in the tables
+            self._members([*module.named_parameters(), *module.named_buffers()], name, 0)
+        for key, value in list(own.items()):
+            if key in _MODULE_TABLES and isinstance(value, dict):
+                self.view.frames.append(DictFrame(value, dict(value)))
+                self._members(value.items(), name, 0)
+            elif key not in _MODULE_OWN:
+                self.visit(value, _dotted(name, key), 0)
+
+    def _container(self, value: Any, name: str, depth: int) -> None:
+        if depth > _MAX_DEPTH:
+            self.view.not_seen.append(name)
+        elif isinstance(value, dict | list | tuple | deque):
+            self._collection(value, name, depth)
+        elif isinstance(value, MethodType):
+            self.visit(value.__self__, name, depth)
+            self.visit(value.__func__, name, depth)
+        elif isinstance(value, functools.partial):
+            self.visit(value.func, name, depth)
+            self.visit(value.args, _dotted(name, "args"), depth)
+            self.visit(value.keywords, _dotted(name, "keywords"), depth)
+        elif isinstance(value, FunctionType):
+            self._function(value, name, depth)
+        elif _is_followed(value.__class__):
+            self._object(value, name, depth)
+
+    def _collection(self, value: Any, name: str, depth: int) -> None:
+        if not isinstance(value, tuple):
+            self.view.lengths[name] = len(value)
+        if len(value) > _MAX_ENTRIES:
+            self.view.not_seen.append(name)
+            return
+        if isinstance(value, dict):
+            self.view.frames.append(DictFrame(value, {key: dict.__getitem__(value, key) for key in dict.keys(value)}))
+            steps = [(f"{name}[{key!r}]", dict.__getitem__(value, key)) for key in dict.keys(value)]
+        else:
+            steps = [(f"{name}[{position}]", entry) for position, entry in enumerate(value)]
+        if isinstance(value, list):
+            self.view.frames.append(ListFrame(value, list(value)))
+        elif isinstance(value, deque):
+            self.view.frames.append(DequeFrame(value, list(value)))
+        for step, entry in steps:
+            self.view.entries.add(step)
+            self.visit(entry, step, depth)
+        if attributes_of(value):
+            self._object(value, name, depth)
+
+    def _function(self, function: FunctionType, name: str, depth: int) -> None:
+        if _package(function.__module__) in _NOT_FOLLOWED or not function.__closure__:
+            return
+        for variable, cell in zip(function.__code__.co_freevars, function.__closure__, strict=True):
+            try:
+                contents = cell.cell_contents
+            except ValueError:  # a variable that is not assigned yet
+                continue
+            self.view.frames.append(CellFrame(cell, contents))
+            self.visit(contents, _dotted(name, variable), depth)
+
+    def _object(self, value: Any, name: str, depth: int) -> None:
+        attributes = attributes_of(value)
+        if attributes is not None:
+            self.view.frames.append(DictFrame(attributes, dict(attributes)))
+            self._members(list(attributes.items()), name, depth)
+        slots = slots_of(value)
+        if slots:
+            self.view.frames.append(SlotsFrame(value, slots, slot_names(type(value))))
+            self._members(slots.items(), name, depth)
+
+    def _members(self, members: Iterable[tuple[str, Any]], name: str, depth: int) -> None:
+        for key, value in members:
+            self.visit(value, _dotted(name, key), depth)
+
+
+def _dotted(name: str, key: Any) -> str:
+    return f"{name}.{key}" if name else str(key)
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_followed(cls: Any) -> bool:
+    return issubclass(cls, SimpleNamespace) or _package(cls.__module__) not in _NOT_FOLLOWED
+
+
+def _package(module: str | None) -> str:
+    return (module or "").partition(".")[0]
