@@ -1,0 +1,73 @@
+"""Audit the eager model: what would refuse a capture, and what would make a replay wrong without a word.
+
+Not seen are streams, other threads, memory pools, and the inside of custom operators and compiled code; on a CPU
+neither are copies between devices, save by the methods that are named for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pytest_cudagraph import state
+from pytest_cudagraph.audit.findings import findings_of
+from pytest_cudagraph.audit.rehearsal import Rehearsal, rehearse
+from pytest_cudagraph.inputs import Example
+from pytest_cudagraph.protocols import Backend, Model
+from pytest_cudagraph.values import Finding
+
+__all__ = ["Audit", "audit"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Audit:
+    """The findings in an eager model, errors first, and what could not be looked into."""
+
+    findings: tuple[Finding, ...] = ()
+    not_judged: tuple[str, ...] = ()
+
+    @property
+    def errors(self) -> tuple[Finding, ...]:
+        """What refuses the capture or makes the replay wrong."""
+        return tuple(finding for finding in self.findings if finding.level == "error")
+
+
+def audit(model: Model, example: Example, backend: Backend) -> Audit:
+    """Call the eager model six times and report its hazards by the ids of the catalogue.
+
+    The model, its inputs and all random generators are left bit-equal. Compiled and scripted models are not audited:
+    what runs inside them is not the code that was written. What the model itself raises is not caught.
+    """
+    sealed = sorted(set(_sealed_parts(model)))
+    if sealed:
+        return Audit(not_judged=tuple(f"{part}; audit the eager module it was made from" for part in sealed))
+    seen = rehearse(model, example, backend)
+    return Audit(findings=findings_of(seen), not_judged=(*seen.not_judged, *_unseen(seen)))
+
+
+def _sealed_parts(model: Model) -> Iterator[str]:
+    if _seal(model):
+        yield f"the model is {_seal(model)}"
+    for outer in state.modules_of(model):
+        for name, module in outer.named_modules():
+            if module is not model and _seal(module):
+                yield f"{name or type(module).__name__} is {_seal(module)}"
+
+
+def _seal(part: Any) -> str:
+    if isinstance(part, torch.jit.ScriptModule | torch.jit.ScriptFunction):
+        return "scripted"
+    # torch.compile marks what it makes; importing torch._dynamo only to ask for its classes takes a second.
+    marks = ("_torchdynamo_orig_callable", "_orig_mod")
+    forward = getattr(part, "forward", None)
+    is_compiled = any(hasattr(part, mark) for mark in marks) or hasattr(forward, marks[0])
+    return "compiled" if is_compiled or getattr(part, "_compiled_call_impl", None) is not None else ""
+
+
+def _unseen(seen: Rehearsal) -> list[str]:
+    subclasses = [f"operations inside {name} tensors" for name in sorted(seen.first.subclasses)]
+    custom = {op.refused.operation for op in seen.first.operations if op.refused and op.refused.id == "unknown-op"}
+    return subclasses + [f"the inside of {operation}" for operation in sorted(custom)]

@@ -1,0 +1,205 @@
+"""From what the calls showed to findings: one per hazard and line, errors first, the cause before its effects."""
+
+from __future__ import annotations
+
+import linecache
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from pytest_cudagraph.audit.differences import Difference, differences
+from pytest_cudagraph.audit.rehearsal import Rehearsal
+from pytest_cudagraph.audit.trace import Operation, Trace
+from pytest_cudagraph.hazards import CATALOGUE
+from pytest_cudagraph.values import Finding, Level, Site
+
+_NUMBER_TAKERS = ("aten.index_put_", "aten.masked_fill")
+_LOUD_CAUSES = frozenset({"host-sync", "dynamic-shape", "host-data"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sign:
+    """One sign of a hazard, before signs of the same hazard at the same line become one finding."""
+
+    id: str
+    level: Level
+    evidence: str
+    site: Site | None
+
+
+def findings_of(seen: Rehearsal) -> tuple[Finding, ...]:
+    """Every finding of a rehearsal."""
+    loud = [*_refused(seen), *_sighted(seen)]
+    repeated = _repeated(seen)
+    signs = [*loud, *repeated]
+    if not any(sign.level == "error" and sign.id in _LOUD_CAUSES for sign in loud) and not repeated:
+        # What depends on the inputs' values was read by the host; where the read is known it is the finding.
+        signs += _on_other_inputs(seen)
+    signs += _rebound(seen, signs)
+    signs += [] if repeated else _at_first_call(seen)
+    signs += _written_by_the_host(seen)
+    signs += _notes(seen, signs)
+    return _folded(signs)
+
+
+def _refused(seen: Rehearsal) -> Iterator[Sign]:
+    whole = _refusals(seen.first)
+    # The CPU checks the range of one_hot's input by reading it, CUDA does not: with a number of classes the whole
+    # form is legal, and reads of its parts at that line say nothing.
+    legal = {op.site for op in seen.first.operations if op.name.startswith("aten.one_hot") and op.refused is None}
+    # Both forms of one operation are one sign: the parts count only where the whole said nothing.
+    told = {(sign.id, sign.level, sign.site) for sign in whole}
+    yield from whole
+    for sign in _refusals(seen.parts):
+        is_range_check = sign.site in legal and "_local_scalar_dense" in sign.evidence
+        if not is_range_check and (sign.id, sign.level, sign.site) not in told:
+            yield sign
+
+
+def _refusals(trace: Trace | None) -> list[Sign]:
+    if trace is None:
+        return []
+    takers = {op.site for op in trace.operations if op.name.startswith(_NUMBER_TAKERS)}
+    return [sign for op in trace.operations for sign in _refusal_signs(op, is_taken=op.site in takers)]
+
+
+def _refusal_signs(operation: Operation, *, is_taken: bool) -> Iterator[Sign]:
+    """At most one. The number in ``x[mask] = 0.0`` is first made into a tensor: nothing to tell of."""
+    refused = operation.refused
+    is_number = refused is not None and (refused.id, refused.level) == ("host-data", "note")
+    if refused is not None and not (is_number and is_taken):
+        evidence = f"{refused.operation}: {refused.text}"
+        yield Sign(id=refused.id, level=refused.level, evidence=evidence, site=operation.site)
+
+
+def _sighted(seen: Rehearsal) -> Iterator[Sign]:
+    for sighting in seen.sightings:
+        evidence = f"{sighting.operation}: {sighting.text}"
+        yield Sign(id=sighting.id, level=sighting.level, evidence=evidence, site=sighting.site)
+
+
+def _repeated(seen: Rehearsal) -> list[Sign]:
+    if seen.second is None or seen.third is None:
+        return []
+    found = differences(seen.second, seen.third)
+    return [_difference_sign(difference, "two calls on the same inputs") for difference in found]
+
+
+def _at_first_call(seen: Rehearsal) -> list[Sign]:
+    # A cache filled by the first call is legal: capture follows warm-up calls and records what later calls do.
+    if seen.second is None:
+        return []
+    signs = [_difference_sign(found, "the first call and later ones") for found in differences(seen.first, seen.second)]
+    return [replace(sign, level="note") for sign in signs]
+
+
+def _on_other_inputs(seen: Rehearsal) -> list[Sign]:
+    if seen.other is None:
+        return []
+    # The other inputs meet the state of the first call; a cache filled by then makes the third the one to compare.
+    found = differences(seen.first, seen.other)
+    if seen.third is not None and not differences(seen.third, seen.other):
+        return []
+    return [_difference_sign(difference, "calls on other inputs") for difference in found]
+
+
+def _difference_sign(difference: Difference, when: str) -> Sign:
+    evidence = f"{when}: {difference.evidence}"
+    return Sign(id=difference.id, level="error", evidence=evidence, site=difference.site)
+
+
+def _rebound(seen: Rehearsal, signs: list[Sign]) -> Iterator[Sign]:
+    names = [name for name in seen.changes.rebound if name in seen.registered]
+    sited = any(sign.id == "rebinds-state" for sign in signs)
+    if names and not sited:
+        yield Sign(id="rebinds-state", level="error", evidence=f"{_listed(names)} at another address", site=None)
+
+
+def _written_by_the_host(seen: Rehearsal) -> Iterator[Sign]:
+    trace = seen.first
+    written = {outside.storage for operation in trace.operations for outside in operation.writes}
+    names = [name for name in seen.changes.written if seen.storages.get(name) not in written]
+    # What is opaque may write without saying so; a replay runs it and writes too.
+    is_opaque = bool(trace.subclasses) or any(op.refused and op.refused.id == "unknown-op" for op in trace.operations)
+    if names and not is_opaque:
+        evidence = f"{_listed(names)} written by the host, by no operation: a replay does not"
+        yield Sign(id="mutates-state", level="error", evidence=evidence, site=None)
+
+
+def _notes(seen: Rehearsal, signs: list[Sign]) -> Iterator[Sign]:
+    yield from _writes(seen)
+    for name, outside in seen.first.aliases:
+        owner = f"{'input ' if outside.origin == 'input' else ''}{outside.name}"
+        yield Sign(id="output-alias", level="note", evidence=f"{name} lies in the memory of {owner}", site=None)
+    if not any(sign.id == "rng" for sign in signs):
+        yield from _draws(seen)
+    if not any(sign.id in ("control-flow", "baked-scalar") for sign in signs):
+        yield from _python_changes(seen)
+    yield from _foreign_reads(seen, signs)
+
+
+def _draws(seen: Rehearsal) -> Iterator[Sign]:
+    for operation in seen.first.operations:
+        if operation.draws:
+            evidence = f"{operation.name} draws from the default generator, as replays do"
+            yield Sign(id="rng", level="note", evidence=evidence, site=operation.site)
+
+
+def _writes(seen: Rehearsal) -> Iterator[Sign]:
+    for operation in seen.first.operations:
+        for outside in operation.writes:
+            if outside.origin == "input":
+                evidence = f"{operation.name} writes {outside.name}; replays write a copy, the caller's stays"
+                yield Sign(id="mutates-input", level="note", evidence=evidence, site=operation.site)
+            else:
+                evidence = f"{operation.name} writes {outside.name}; replays do too"
+                yield Sign(id="mutates-state", level="note", evidence=evidence, site=operation.site)
+
+
+def _python_changes(seen: Rehearsal) -> Iterator[Sign]:
+    changes = seen.changes
+    tensors = [f"{name}: another tensor" for name in changes.rebound if name not in seen.registered]
+    tensors += [f"{name}: a new tensor" for name in changes.added] + [f"{name}: gone" for name in changes.removed]
+    found = [*changes.python, *tensors, *(f"training of {flag}" for flag in changes.training)]
+    if found:
+        yield Sign(id="stateful-python", level="note", evidence=_listed(found), site=None)
+
+
+def _foreign_reads(seen: Rehearsal, signs: list[Sign]) -> Iterator[Sign]:
+    trace = seen.third or seen.first
+    moved = {sign.site for sign in signs if sign.id == "foreign-tensor"}
+    for operation in trace.operations:
+        for outside in operation.reads:
+            if outside.origin == "foreign" and operation.site not in moved:
+                evidence = f"{operation.name} reads {outside.name}, at the same address in every call"
+                yield Sign(id="foreign-tensor", level="note", evidence=evidence, site=operation.site)
+
+
+def _listed(names: list[str]) -> str:
+    shown = ", ".join(names[:3])
+    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
+
+
+def _folded(signs: list[Sign]) -> tuple[Finding, ...]:
+    groups: dict[tuple[str, Site | None], list[Sign]] = {}
+    wrong = {sign.site for sign in signs if sign.level == "error"}
+    signs = [sign for sign in signs if not (sign.level == "note" and sign.id == "host-data" and sign.site in wrong)]
+    for sign in sorted(signs, key=lambda sign: sign.level):  # errors first; the order of discovery otherwise
+        groups.setdefault((sign.id, sign.site), []).append(sign)
+    return tuple(_finding(group) for group in groups.values())
+
+
+def _finding(group: list[Sign]) -> Finding:
+    first = group[0]
+    hazard = CATALOGUE[first.id]
+    count = sum(sign.evidence == first.evidence for sign in group)
+    times = f" ({count} times)" if count > 1 else ""
+    code = linecache.getline(first.site.file, first.site.line).strip() if first.site else ""
+    return Finding(
+        id=first.id,
+        level=first.level,
+        message=hazard.what,
+        fix=hazard.fix,
+        evidence=f"{f'`{code}`: ' if code else ''}{first.evidence}{times}",
+        site=first.site,
+        loud=hazard.loud and first.level == "error",
+    )

@@ -1,0 +1,340 @@
+"""Each hazard gets its id and its line; clean models get none; nothing is left behind."""
+
+from __future__ import annotations
+
+import inspect
+import linecache
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tests.unit.audit import hazard_models as models
+from torch import nn
+
+from pytest_cudagraph import hazards
+from pytest_cudagraph.audit import Audit, audit
+from pytest_cudagraph.inputs import Example
+from pytest_cudagraph.state import Snapshot
+
+
+class HostBackend:
+    """The part of a backend that the audit uses, without a recorder."""
+
+    device = "cpu"
+
+    def __init__(self, kind="cpu"):
+        self.kind = kind
+
+    def running(self):
+        return torch.inference_mode()
+
+    def rng_state(self):
+        return torch.get_rng_state()
+
+    def set_rng_state(self, state):
+        torch.set_rng_state(state)
+
+
+def example_of(*args, **kwargs):
+    return Example(args=args, kwargs=kwargs)
+
+
+def audited(model, *args, kind="cpu", **kwargs) -> Audit:
+    if not args and not kwargs:
+        args = (torch.randn(2, 4, generator=torch.Generator().manual_seed(5)),)
+    return audit(model, example_of(*args, **kwargs), HostBackend(kind))
+
+
+def ids(found, level):
+    return [finding.id for finding in found.findings if finding.level == level]
+
+
+def has_marked_line(cls):
+    return "# here" in inspect.getsource(cls)
+
+
+@pytest.mark.parametrize("cls", models.ERRORS, ids=lambda cls: cls.__name__)
+def test_a_hazard_is_found_once_under_its_id_at_its_line(cls):
+    found = audited(cls())
+    assert ids(found, "error") == [models.ERRORS[cls]]
+    assert found.not_judged == ()
+    site = found.errors[0].site
+    assert (site is not None) == has_marked_line(cls)
+    assert site is None or "# here" in linecache.getline(site.file, site.line)
+
+
+@pytest.mark.parametrize("cls", models.NOTES, ids=lambda cls: cls.__name__)
+def test_what_is_legal_is_a_note_and_no_error(cls):
+    found = audited(cls())
+    assert ids(found, "error") == []
+    (note, *_) = [finding for finding in found.findings if finding.id == models.NOTES[cls]]
+    assert not note.loud
+    assert note.site is None or "# here" in linecache.getline(note.site.file, note.site.line)
+
+
+def attention_model():
+    return nn.MultiheadAttention(8, 2, batch_first=True).eval()
+
+
+def encoder():
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
+
+
+CLEAN = {
+    "mlp": lambda: (nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).eval(), torch.ones(2, 4)),
+    "cnn": lambda: (
+        nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()).eval(),
+        torch.ones(2, 3, 8, 8),
+    ),
+    "transformer encoder": lambda: (encoder(), torch.ones(2, 5, 16)),
+    "lstm": lambda: (nn.LSTM(4, 5, 2, batch_first=True).eval(), torch.ones(2, 6, 4)),
+    "gru": lambda: (nn.GRU(4, 5, batch_first=True).eval(), torch.ones(2, 6, 4)),
+    "embedding bag": lambda: (nn.EmbeddingBag(10, 4), torch.tensor([[1, 2], [3, 9]])),
+    "sdpa": lambda: (models.Attention(), torch.ones(2, 4)),
+    "one_hot": lambda: (models.OneHot(), torch.ones(2, 4)),
+    "masked fill": lambda: (models.MaskedFill(), torch.ones(2, 4)),
+    "integer index": lambda: (models.IntegerIndex(), torch.ones(2, 4)),
+    "dropout in eval": lambda: (nn.Sequential(nn.Linear(4, 4), nn.Dropout(), nn.Linear(4, 4)).eval(), torch.ones(2, 4)),
+    "branch for capture": lambda: (models.CaptureAware(), torch.ones(2, 4)),
+    "plain function": lambda: (torch.nn.functional.softplus, torch.ones(2, 4)),
+}
+
+
+@pytest.mark.parametrize("name", CLEAN)
+def test_a_clean_model_has_no_finding_at_all(name):
+    model, x = CLEAN[name]()
+    assert audited(model, x) == Audit()
+
+
+def test_attention_with_three_inputs_that_are_one_tensor_is_clean():
+    x = torch.ones(2, 3, 8)
+    assert audited(attention_model(), x, x, x, need_weights=False) == Audit()
+
+
+def test_batch_norm_in_training_is_a_note_that_names_its_statistics():
+    found = audited(nn.BatchNorm1d(4).train(), torch.randn(3, 4))
+    assert [(finding.level, finding.id) for finding in found.findings] == [("note", "mutates-state")]
+
+
+def test_dropout_in_training_is_a_note_on_random_numbers():
+    found = audited(nn.Sequential(nn.Linear(4, 4), nn.Dropout()).train(), torch.ones(2, 4))
+    assert [(finding.level, finding.id) for finding in found.findings] == [("note", "rng")]
+
+
+@pytest.mark.parametrize("cls", [*models.ERRORS, *models.NOTES], ids=lambda cls: cls.__name__)
+def test_model_inputs_and_random_generators_are_left_as_they_were(cls):
+    model, x = cls(), torch.randn(2, 4)
+    before, given = Snapshot.take(model), x.clone()
+    drawn = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
+    audited(model, x)
+    assert not before.changes()
+    assert torch.equal(x, given)
+    assert torch.equal(torch.get_rng_state(), drawn[0])
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == drawn[1:]
+
+
+def torchs_own():
+    patched = [torch.tensor, torch.as_tensor, torch.manual_seed, torch.get_rng_state, torch.cuda.synchronize]
+    patched += [torch.cuda.is_current_stream_capturing, nn.Module.__setattr__]
+    return dict(vars(torch.Tensor)), patched
+
+
+def test_torchs_own_methods_are_put_back():
+    before = torchs_own()
+    audited(models.Item())
+    assert torchs_own() == before
+
+
+class Raising(nn.Module):
+    def __init__(self, at_call):
+        super().__init__()
+        self.calls, self.at_call = [0], at_call
+
+    def forward(self, x):
+        models.GLOBAL_CALLS[0] += 1
+        if models.GLOBAL_CALLS[0] == self.at_call:
+            raise ValueError("no more\nsecond line")
+        return x + 1
+
+
+def test_what_the_model_raises_at_once_is_not_caught_and_everything_is_put_back(monkeypatch):
+    monkeypatch.setattr(models, "GLOBAL_CALLS", [0])
+    before, drawn = torchs_own(), torch.get_rng_state()
+    with pytest.raises(ValueError, match="no more"):
+        audited(Raising(at_call=1))
+    assert torchs_own() == before
+    assert torch.equal(torch.get_rng_state(), drawn)
+
+
+@pytest.mark.parametrize(
+    ("at_call", "what"),
+    [
+        (2, "the second call"),
+        (3, "the third call"),
+        (4, "the call on other inputs"),
+        (5, "the call outside inference mode"),
+        (6, "the call watched for host reads"),
+    ],
+)
+def test_a_later_call_that_raises_is_said_and_passed_over(at_call, what, monkeypatch):
+    monkeypatch.setattr(models, "GLOBAL_CALLS", [0])
+    before = torchs_own()
+    found = audited(Raising(at_call=at_call))
+    assert found == Audit(not_judged=(f"{what} raised ValueError: no more",))
+    assert torchs_own() == before
+
+
+def test_a_scripted_model_is_not_audited():
+    with pytest.warns(DeprecationWarning, match="torch.jit.script"):
+        scripted = torch.jit.script(nn.Linear(4, 4))
+    assert audited(scripted).not_judged == ("the model is scripted; audit the eager module it was made from",)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("wrap", "line"),
+    [
+        (lambda model: torch.compile(model, backend="eager"), "the model is compiled"),
+        (lambda model: nn.Sequential(torch.compile(model, backend="eager")), "0 is compiled"),
+        (lambda model: torch.compile(lambda x: model(x), backend="eager"), "the model is compiled"),
+    ],
+    ids=["module", "part", "function"],
+)
+def test_compiled_code_is_neither_audited_nor_called(wrap, line):
+    found = audited(wrap(models.Item()))
+    assert found == Audit(not_judged=(f"{line}; audit the eager module it was made from",))
+
+
+@pytest.mark.slow
+def test_a_module_compiled_in_place_is_not_audited():
+    model = models.Item()
+    model.compile(backend="eager")
+    assert audited(model).not_judged == ("the model is compiled; audit the eager module it was made from",)
+
+
+def test_a_custom_operator_is_said_not_to_be_judged():
+    library = torch.library.Library("cudagraph_audit", "DEF")
+    library.define("twice(Tensor x) -> Tensor")
+    library.impl("twice", lambda x: x * 2, "CompositeExplicitAutograd")
+    found = audited(torch.ops.cudagraph_audit.twice)
+    library._destroy()
+    assert ids(found, "note") == ["unknown-op"]
+    assert found.not_judged == ("the inside of cudagraph_audit.twice",)
+
+
+def test_on_a_gpu_reading_tensors_of_the_host_is_the_hosts_own_business():
+    assert ids(audited(models.MaskRead(), torch.ones(2, 4), kind="cuda"), "error") == []
+    assert ids(audited(models.HostList(), kind="cuda"), "error") == []
+
+
+@pytest.mark.parametrize("cls", [models.Item, models.ToList])
+def test_a_value_that_the_host_reads_from_an_input_is_baked_even_where_reading_is_allowed(cls):
+    assert ids(audited(cls(), kind="cuda"), "error") == ["baked-scalar"]
+
+
+def test_state_reached_through_a_bound_method_or_a_closure_is_known():
+    model = models.BufferInPlace()
+    assert ids(audited(model.forward), "note") == ["mutates-state"]
+    assert ids(audited(lambda x: model(x)), "note") == ["mutates-state"]
+
+
+class Cache:
+    def __init__(self):
+        self.keys = torch.zeros(2, 4)
+
+
+def test_an_opaque_argument_that_is_written_is_state_and_is_put_back():
+    cache = Cache()
+    found = audited(lambda x, cache: cache.keys.add_(x) * 2, torch.ones(2, 4), cache=cache)
+    assert ids(found, "note") == ["mutates-state"]
+    assert torch.equal(cache.keys, torch.zeros(2, 4))
+
+
+def test_an_explicit_synchronisation_is_found(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: None)
+
+    def model(x):
+        torch.cuda.synchronize()
+        return x + 1
+
+    (finding,) = audited(model).findings
+    assert (finding.id, finding.site.line) == ("host-sync", model.__code__.co_firstlineno + 1)
+
+
+def test_the_findings_of_a_model_of_plain_modules_point_at_the_line_that_uses_it():
+    found = audited(nn.Sequential(nn.BatchNorm1d(4)).train(), torch.randn(3, 4))
+    assert found.findings[0].site.file == __file__
+
+
+REVIEWED = [
+    models.Item, models.MaskRead, models.HostList, models.OwnGenerator, models.Counter, models.Temperature,
+    models.BufferReassigned, models.GrowingCache, models.NumpyWrite, models.BufferInPlace, models.InputInPlace,
+    models.InputView, models.ParameterReturned, models.KeepsLast, models.Appends, models.GlobalTensor, models.Lazy,
+]  # fmt: skip
+
+
+def test_the_texts_of_findings_are_reviewed(golden):
+    lines = []
+    for cls in REVIEWED:
+        lines.append(cls.__name__)
+        for finding in audited(cls()).findings:
+            kind = "loud" if finding.loud else "silent"
+            where = f"{Path(finding.site.file).name} in {finding.site.function}" if finding.site else "no line"
+            lines += [f"  {finding.level} {finding.id} ({kind}, {where}): {finding.message}", f"    {finding.evidence}"]
+            assert finding.fix == hazards.CATALOGUE[finding.id].fix
+    golden("audit-findings.txt", "\n".join(lines))
+
+
+@pytest.mark.slow
+def test_torch_compile_works_after_an_audit_of_the_same_class():
+    executions = []
+
+    def counting(graph, _):
+        def run(*args):
+            executions.append(1)
+            return graph.forward(*args)
+
+        return run
+
+    torch._dynamo.reset()
+    x = torch.randn(2, 4)
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    compiled = torch.compile(model, backend=counting)
+    audited(model, x)
+    compiled(x)
+    audited(model, x)
+    compiled(x)
+    assert len(executions) == 2
+
+
+def tiny(cls, config, **sizes):
+    import transformers
+
+    config = getattr(transformers, config)(vocab_size=50, bos_token_id=0, eos_token_id=0, **sizes)
+    return getattr(transformers, cls)(config).eval()
+
+
+WIDE = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+GPT2 = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 32}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("cls", "config", "sizes"),
+    [
+        ("BertModel", "BertConfig", WIDE),
+        ("GPT2LMHeadModel", "GPT2Config", {**GPT2, "use_cache": False}),
+        ("GPT2LMHeadModel", "GPT2Config", GPT2),
+        ("LlamaForCausalLM", "LlamaConfig", {**WIDE, "use_cache": False}),
+        ("LlamaForCausalLM", "LlamaConfig", WIDE),
+    ],
+    ids=["bert", "gpt2", "gpt2 with cache", "llama", "llama with cache"],
+)
+def test_transformers_models_are_clean(cls, config, sizes):
+    pytest.importorskip("transformers")
+    ids_, mask = torch.tensor([[5, 7, 9, 1], [3, 2, 0, 0]]), torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])
+    found = audited(tiny(cls, config, **sizes), ids_, attention_mask=mask)
+    assert found == Audit()
