@@ -1,0 +1,153 @@
+"""The common start of eager and replay: the same state, the same inputs, the same seed, and what each made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from pytest_cudagraph import inputs, leaves, state
+from pytest_cudagraph.check.compare import same_bits
+from pytest_cudagraph.errors import CudagraphError
+from pytest_cudagraph.inputs import Example
+from pytest_cudagraph.inputs.objects import opaque_arguments
+from pytest_cudagraph.protocols import Backend, CapturedGraph, Model
+from pytest_cudagraph.state import Changes, Snapshot
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What one call gave and did. Tensors are copies, but for ``held``."""
+
+    structure: leaves.Structure
+    outputs: Mapping[str, Any]
+    """Every leaf by its place: ``output['logits']``, or ``output`` for a lone tensor."""
+    held: Mapping[str, Any]
+    """The same leaves as they were returned; those of a replay lie in the graph's own buffers."""
+    state: Mapping[str, torch.Tensor | None]
+    """The tensors of the state that are not as before (``buffer 'steps'``); None for one that is gone."""
+    rebound: frozenset[str]
+    """The state that lies elsewhere than before, or that was not there before."""
+    python: tuple[str, ...]
+    """Plain values of the model that are not as before: ``steps: 3 -> 4``."""
+    inputs: tuple[str, ...]
+    """Arguments that the call changed in place."""
+    random: bool
+    """Whether the call drew random numbers."""
+
+
+class Start:
+    """The state before the check: every call begins there. A context manager: leaving it brings everything back."""
+
+    def __init__(self, model: Model, examples: Iterable[Example], backend: Backend) -> None:
+        self._model, self._backend = model, backend
+        self._snapshot = Snapshot.take(model, extras=opaque_arguments(examples))
+        self._rng = backend.rng_state()
+        self._nouns = _nouns(model, self._snapshot.live())
+        self.tensors = {self._noun(name): tensor for name, tensor in self._snapshot.tensors().items()}
+        """The state itself; not to be written to."""
+        self.not_seen = tuple(f"state {name!r}" for name in self._snapshot.not_seen)
+        """State that can be neither compared nor brought back."""
+
+    def answer(self, call: Model, example: Example, seed: int) -> Answer:
+        """Call from this state on a copy of ``example``, with the generators seeded."""
+        self._snapshot.restore()
+        torch.manual_seed(seed)
+        seeded = self._backend.rng_state()
+        given = inputs.clone(example)
+        with self._backend.running():
+            output = call(*given.args, **given.kwargs)
+        self._backend.synchronize()
+        drew = not _is_same_random_state(self._backend.rng_state(), seeded)
+        return self._record(output, _changed_arguments(example, given), drew)
+
+    def poison(self, graph: CapturedGraph) -> None:
+        """Make the outputs of earlier replays unreadable."""
+        with self._backend.running():
+            graph.poison()
+        self._backend.synchronize()
+
+    def moved_since(self, captured_at: Mapping[str, int]) -> tuple[str, ...]:
+        """The state that lies at another address than it did, in words."""
+        now = {name: tensor.data_ptr() for name, tensor in self._snapshot.live().items()}
+        moved = (name for name, address in captured_at.items() if now.get(name, address) != address)
+        return tuple(sorted(self._noun(name) for name in moved))
+
+    def __enter__(self) -> Start:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        """Raise :class:`CudagraphError` naming what cannot be brought back."""
+        if error is None:
+            self._leave()
+            return
+        # A device that has failed cannot be written to either; the first error is the one to tell.
+        with suppress(RuntimeError, CudagraphError):
+            self._leave()
+
+    def _leave(self) -> None:
+        self._snapshot.restore()
+        self._backend.set_rng_state(self._rng)
+        left = _all_names(self._snapshot.changes())
+        if not _is_same_random_state(self._backend.rng_state(), self._rng):
+            left.append("the random generators")
+        if left:
+            raise CudagraphError(f"the check could not bring the model back to its state before: {', '.join(left)}")
+
+    def _noun(self, name: str) -> str:
+        return self._nouns.get(name, f"state {name!r}")
+
+    def _record(self, output: Any, changed_arguments: tuple[str, ...], drew: bool) -> Answer:
+        found, structure = leaves.flatten(output)
+        held = {f"output{path}": leaf for path, leaf in zip(leaves.paths(structure), found, strict=True)}
+        changes, now = self._snapshot.changes(), self._snapshot.live()
+        names = (*changes.written, *changes.rebound, *changes.added, *changes.removed)
+        return Answer(
+            structure=structure,
+            outputs={where: _copy(leaf) for where, leaf in held.items()},
+            held=held,
+            state={self._noun(name): _copy(now.get(name)) for name in names},
+            rebound=frozenset(self._noun(name) for name in (*changes.rebound, *changes.added)),
+            python=(*changes.python, *changes.training),
+            inputs=changed_arguments,
+            random=drew,
+        )
+
+
+def _nouns(model: Model, live: Mapping[str, torch.Tensor]) -> dict[str, str]:
+    """What a reader calls each piece of state: ``parameter 'weight'``, ``buffer 'steps'``, ``state 'cache[0]'``."""
+    buffers = {id(buffer) for module in state.modules_of(model) for buffer in module.buffers()}
+    nouns: dict[str, str] = {}
+    for name, tensor in live.items():
+        kind = "parameter" if isinstance(tensor, nn.Parameter) else "buffer" if id(tensor) in buffers else "state"
+        nouns[name] = f"{kind} {name!r}"
+    return nouns
+
+
+def _all_names(changes: Changes) -> list[str]:
+    tensors = (*changes.written, *changes.rebound, *changes.added, *changes.removed)
+    return [*tensors, *changes.python, *changes.training]
+
+
+def _changed_arguments(example: Example, given: Example) -> tuple[str, ...]:
+    before, after = _named_arguments(example), _named_arguments(given)
+    return tuple(name for name, tensor in before.items() if not same_bits(tensor, after[name]))
+
+
+def _named_arguments(example: Example) -> dict[str, torch.Tensor]:
+    named = [(f"args{path}", leaf) for path, leaf in leaves.named_leaves(example.args)]
+    named += [(f"kwargs{path}", leaf) for path, leaf in leaves.named_leaves(example.kwargs)]
+    return {name: leaf for name, leaf in named if isinstance(leaf, torch.Tensor)}
+
+
+def _is_same_random_state(first: Any, second: Any) -> bool:
+    pairs = zip(leaves.tensors_in(first), leaves.tensors_in(second), strict=True)
+    return all(torch.equal(one, other) for one, other in pairs)
+
+
+def _copy(leaf: Any) -> Any:
+    return leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf

@@ -1,0 +1,134 @@
+"""Capture and check on the real twin of the CPU: what holds with fakes holds there."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from pytest_cudagraph import inputs
+from pytest_cudagraph.backends import open_backend
+from pytest_cudagraph.capture import capture_batches
+from pytest_cudagraph.check import check_replays
+from pytest_cudagraph.values import Agreement, Disagreement
+
+SIZES = (1, 2, 4)
+
+
+def check_model(model, *args, **kwargs):
+    """The story of capture and check; the verdict by batch size."""
+    backend = open_backend("cpu")
+    examples = inputs.batch_examples(args, kwargs, SIZES)
+    with backend.pool() as pool:
+        captures = capture_batches(lambda _: model, examples, pool, model=model, backend=backend)
+        assert captures.refused is None
+        return check_replays(
+            captures.graphs,
+            lambda _: model,
+            examples,
+            model=model,
+            backend=backend,
+            seed=3,
+            captured_at=captures.addresses,
+        )
+
+
+class BatchNorm(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+
+    def forward(self, x):
+        return {"normed": self.norm(x), "count": self.norm.num_batches_tracked}
+
+
+class Cache(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("keys", torch.zeros(8, 4))
+        self.register_buffer("position", torch.zeros(1, dtype=torch.int64))
+
+    def forward(self, x):
+        self.keys.index_copy_(0, self.position, x.mean(0, keepdim=True))
+        self.position.add_(1)
+        return x + self.keys.sum(0)
+
+
+class Noisy(nn.Module):
+    def forward(self, x):
+        return x + torch.randn_like(x)
+
+
+@pytest.mark.parametrize(
+    ("model", "shape"),
+    [
+        (nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).eval(), (1, 4)),
+        (nn.LSTM(4, 8, batch_first=True).eval(), (1, 5, 4)),
+        (BatchNorm().train(), (1, 4, 6)),
+        (nn.Sequential(nn.Linear(4, 64), nn.Dropout(0.5)).train(), (1, 4)),
+        (Cache(), (1, 4)),
+        (Noisy(), (1, 4)),
+    ],
+    ids=["mlp", "lstm", "batch norm in training", "dropout in training", "cache", "noise"],
+)
+def test_replays_of_the_twin_equal_eager_bit_for_bit(model, shape):
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    random = torch.get_rng_state()
+    example = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    found = check_model(model, example)
+    assert list(found) == [4, 2, 1]
+    assert all(isinstance(verdict, Agreement) and verdict.bit_exact for verdict in found.values())
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), random)
+
+
+class Counter(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return x * self.calls
+
+
+class Grows(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.total = torch.zeros(1, 4)
+
+    def forward(self, x):
+        self.total = self.total + x.mean(0, keepdim=True)
+        return x * 2
+
+
+@pytest.mark.parametrize(
+    ("model", "where", "hazard"),
+    [(Counter(), "output", "stateful-python"), (Grows(), "state 'total'", "rebinds-state")],
+    ids=["counter", "rebound state"],
+)
+def test_silent_hazards_make_the_twin_differ(model, where, hazard):
+    found = check_model(model, torch.ones(1, 4))
+    assert all(isinstance(verdict, Disagreement) for verdict in found.values())
+    assert {(verdict.where, verdict.finding_id) for verdict in found.values()} == {(where, hazard)}
+
+
+def test_weights_replaced_after_capture_are_caught():
+    model = nn.Linear(4, 3).eval()
+    backend = open_backend("cpu")
+    examples = inputs.batch_examples((torch.randn(1, 4),), {}, SIZES)
+    with backend.pool() as pool:
+        captures = capture_batches(lambda _: model, examples, pool, model=model, backend=backend)
+        kept = model.weight.detach()  # somebody else may hold the old weights; the twin refuses dead ones
+        model.weight.data = model.weight.data * 2
+        found = check_replays(
+            captures.graphs,
+            lambda _: model,
+            examples,
+            model=model,
+            backend=backend,
+            seed=3,
+            captured_at=captures.addresses,
+        )
+    assert {verdict.finding_id for verdict in found.values()} == {"rebinds-state"}
+    assert not torch.equal(kept, model.weight)
