@@ -1,0 +1,60 @@
+"""One GPU as the rooms of this backend share it: the seam to ``torch.cuda``, the capture stream."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from pytest_cudagraph.backends.cuda.quiet import capture_error_mode
+
+
+class Gpu:
+    """``cuda`` is the module ``torch.cuda``, or what a test puts in its place.
+
+    Warm-up and every capture of a process share one stream: libraries keep a workspace per stream, and graphs share
+    pool memory only if they were captured on the same one.
+    """
+
+    def __init__(self, cuda: Any, index: int, device: str) -> None:
+        self.cuda = cuda
+        self.index = index
+        self.device = device
+        self.stream: Any = cuda.Stream(device=index)
+        self.broken = ""
+        """Why no capture can succeed in this process any more; empty while it can."""
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Inference mode, with this GPU as the current one."""
+        with torch.inference_mode(), self.cuda.device(self.index):
+            yield
+
+    @contextmanager
+    def on_capture_stream(self) -> Iterator[None]:
+        """The capture stream as the current one, ordered after the caller's stream, and the caller's after it."""
+        caller = self.cuda.current_stream(self.index)
+        self.stream.wait_stream(caller)
+        try:
+            with self.cuda.stream(self.stream):
+                yield
+        finally:
+            caller.wait_stream(self.stream)
+
+    @contextmanager
+    def capturing(self, graph: Any, **pool: Any) -> Iterator[None]:
+        """``torch.cuda.graph`` on the capture stream, with the body in inference mode.
+
+        The capture begins and ends outside inference mode: torch then makes the tensors through which replays seed
+        their random numbers, and writes to them at every launch, in whatever mode that is.
+        """
+        begin = self.cuda.graph(graph, stream=self.stream, capture_error_mode=capture_error_mode(), **pool)
+        # The outer stream context gives back the caller's stream even where torch.cuda.graph fails to.
+        with torch.inference_mode(False), self.on_capture_stream(), begin, torch.inference_mode():
+            yield
+
+    def synchronize(self) -> None:
+        """Wait for all work of this GPU; raises what earlier work has failed with."""
+        self.cuda.synchronize(self.index)

@@ -1,0 +1,86 @@
+"""One captured CUDA graph: see :class:`~pytest_cudagraph.protocols.CapturedGraph`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from pytest_cudagraph.backends.cuda.gpu import Gpu
+from pytest_cudagraph.backends.poison import poison
+from pytest_cudagraph.backends.static_inputs import StaticInputs
+from pytest_cudagraph.errors import CudagraphError
+from pytest_cudagraph.values import Receipt
+
+
+class CudaCapturedGraph:
+    """Copies inputs in and launches, on the caller's current stream; never waits for the device."""
+
+    def __init__(
+        self, gpu: Gpu, graph: Any, inputs: StaticInputs, outputs: Any, owned: Sequence[torch.Tensor], receipt: Receipt
+    ) -> None:
+        self._gpu = gpu
+        self._graph = graph
+        self._inputs: StaticInputs | None = inputs
+        self._outputs = outputs
+        self._owned = tuple(owned)
+        self._receipt = receipt
+        self._replays = 0
+
+    @property
+    def receipt(self) -> Receipt:
+        """What was captured, at what price."""
+        return self._receipt
+
+    @property
+    def replays(self) -> int:
+        """Launches since capture."""
+        return self._replays
+
+    @property
+    def is_open(self) -> bool:
+        """Whether :meth:`close` has not been called."""
+        return self._inputs is not None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Copy the arguments into the static inputs, launch, return the static outputs."""
+        if self._inputs is None:
+            raise self._closed_error()
+        self._inputs.copy_in(args, kwargs)
+        return self.replay()
+
+    def replay(self) -> Any:
+        """Launch once on what the static inputs hold; the same output objects every time."""
+        if self._inputs is None:
+            raise self._closed_error()
+        if torch.is_inference_mode_enabled():
+            self._graph.replay()
+        else:
+            # Some versions of torch keep the seeds of replays in inference tensors and write to them at every launch.
+            with torch.inference_mode():
+                self._graph.replay()
+        self._replays += 1
+        return self._outputs
+
+    def poison(self) -> None:
+        """Fill the outputs in the graph's own memory, in order of the current stream."""
+        if self._inputs is None:
+            raise self._closed_error()
+        for tensor in self._owned:
+            poison(tensor)
+
+    def close(self) -> None:
+        """Wait for the device, then release graph, inputs and outputs; a second call does nothing."""
+        if self._inputs is None:
+            return
+        graph, self._graph = self._graph, None
+        self._inputs, self._outputs, self._owned = None, None, ()
+        try:
+            # A replay may still be running, on any stream.
+            self._gpu.synchronize()
+        finally:
+            graph.reset()
+
+    def _closed_error(self) -> CudagraphError:
+        return CudagraphError(f"the graph for batch size {self._receipt.batch_size} is closed; capture it again")

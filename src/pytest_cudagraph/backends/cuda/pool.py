@@ -1,0 +1,141 @@
+"""The graphs of one model and their shared memory: see :class:`~pytest_cudagraph.protocols.GraphPool`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from pytest_cudagraph.backends.cuda.gpu import Gpu
+from pytest_cudagraph.backends.cuda.graph import CudaCapturedGraph
+from pytest_cudagraph.backends.cuda.nodes import Bindings, count_nodes
+from pytest_cudagraph.backends.cuda.ownership import own_outputs
+from pytest_cudagraph.backends.cuda.quiet import quiet_collector, uncached_autocast
+from pytest_cudagraph.backends.cuda.recording import record
+from pytest_cudagraph.backends.static_inputs import StaticInputs, argument_names, describe
+from pytest_cudagraph.errors import CaptureRefusal, CudagraphError, InputError
+from pytest_cudagraph.leaves import flatten
+from pytest_cudagraph.protocols import Model
+from pytest_cudagraph.values import Receipt
+
+_WARM_UPS = 3
+"""Calls before a capture: libraries choose algorithms, make handles and workspaces, compilers compile."""
+
+
+class CudaGraphPool:
+    """Captures into one memory pool; leaving it closes every graph."""
+
+    def __init__(self, gpu: Gpu, bindings: Bindings | None) -> None:
+        self._gpu = gpu
+        self._bindings = bindings
+        self._handle: Any = None
+        self._graphs: list[CudaCapturedGraph] = []
+        self._is_open = True
+
+    def capture(
+        self, model: Model, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, batch_size: int
+    ) -> CudaCapturedGraph:
+        """Warm up three times on the capture stream, then capture one call.
+
+        Raises :class:`~pytest_cudagraph.errors.CaptureRefusal` with CUDA's words, and
+        :class:`~pytest_cudagraph.errors.InputError` for tensors on another device. An error of the model during
+        warm-up comes through as it is.
+        """
+        self._check_usable()
+        _check_devices(args, kwargs, self._gpu.device)
+        with self._gpu.running(), uncached_autocast():
+            inputs = StaticInputs(args, kwargs)
+            self._warm_up(model, inputs)
+            inputs.copy_in(args, kwargs)  # a model may have written to its inputs
+            with quiet_collector():
+                graph = self._record(model, inputs, batch_size)
+        self._graphs.append(graph)
+        return graph
+
+    def close(self) -> None:
+        """Close every graph, the last one first; a second call does nothing."""
+        self._is_open = False
+        failed: Exception | None = None
+        while self._graphs:
+            try:
+                self._graphs.pop().close()
+            except RuntimeError as error:
+                # The first error is the story; a device that is lost fails for every graph.
+                failed = failed or error
+        if failed is not None:
+            raise failed
+
+    def __enter__(self) -> CudaGraphPool:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def _warm_up(self, model: Model, inputs: StaticInputs) -> None:
+        with self._gpu.on_capture_stream():
+            for _ in range(_WARM_UPS):
+                _call(model, inputs)
+        # An error of a warm-up kernel must show here, not as a riddle inside the capture.
+        self._gpu.synchronize()
+
+    def _record(self, model: Model, inputs: StaticInputs, batch_size: int) -> CudaCapturedGraph:
+        cuda, handle = self._gpu.cuda, self._live_handle()
+        keeps = self._bindings is not None and _can_keep(cuda.CUDAGraph)
+        graph = cuda.CUDAGraph(keep_graph=True) if keeps else cuda.CUDAGraph()
+        cuda.empty_cache()  # else memory freed by the warm-up would be taken for the graph's
+        reserved_before = cuda.memory_reserved(self._gpu.index)
+        started_ns = time.perf_counter_ns()
+        outputs = record(self._gpu, graph, handle, lambda: _call(model, inputs), instantiate=keeps)
+        capture_ns = time.perf_counter_ns() - started_ns
+        nodes = count_nodes(graph, self._bindings) if keeps else None
+        receipt = Receipt(
+            batch_size=batch_size,
+            operations=nodes.nodes if nodes else None,
+            kernels=nodes.kernels if nodes else None,
+            kernel_names=nodes.kernel_names if nodes else {},
+            capture_ns=capture_ns,
+            memory_bytes=max(0, cuda.memory_reserved(self._gpu.index) - reserved_before),
+        )
+        owned = own_outputs(self._gpu, handle, outputs)
+        return CudaCapturedGraph(self._gpu, graph, inputs, outputs, owned, receipt)
+
+    def _live_handle(self) -> Any:
+        """The pool's handle while a graph holds it; a new one otherwise.
+
+        Torch frees a pool with its last graph and asserts (``use_count > 0``) when the handle is used again.
+        """
+        if not any(graph.is_open for graph in self._graphs):
+            self._handle = self._gpu.cuda.graph_pool_handle()
+        return self._handle
+
+    def _check_usable(self) -> None:
+        if not self._is_open:
+            raise CudagraphError("this graph pool is closed; open another one")
+        if self._gpu.broken:
+            raise CaptureRefusal(
+                "an earlier capture was refused and left this process unable to capture "
+                f"({self._gpu.broken}); run this test in a process of its own",
+                hazard="unknown-op",
+            )
+
+
+def _call(model: Model, inputs: StaticInputs) -> Any:
+    args, kwargs = inputs.arguments()
+    return model(*args, **kwargs)
+
+
+def _check_devices(args: tuple[Any, ...], kwargs: Mapping[str, Any], device: str) -> None:
+    leaves, structure = flatten((args, dict(kwargs)))
+    for name, leaf in zip(argument_names(structure), leaves, strict=True):
+        if isinstance(leaf, torch.Tensor) and str(leaf.device) != device:
+            raise InputError(
+                f"{name}: a graph on {device} takes tensors on {device}; this one is {describe(leaf)}\n"
+                f"move it with .to({device!r}) before the call, or pass a plain number"
+            )
+
+
+def _can_keep(graph_class: Any) -> bool:
+    # Only a kept graph shows its nodes; torch keeps graphs since 2.8.
+    return hasattr(graph_class, "raw_cuda_graph")

@@ -1,0 +1,161 @@
+"""Which device a run uses, whether its speed counts, and what the device is. No GPU has run this code yet."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from pytest_cudagraph import environment
+from pytest_cudagraph.errors import DeviceUnavailable
+from pytest_cudagraph.values import DeviceInfo, Kind
+
+DeviceOption = Literal["auto", "cuda", "cpu"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """The device of a run. ``judged`` is whether its speed counts; ``reason`` says why, or why not."""
+
+    kind: Kind
+    judged: bool
+    reason: str
+
+
+def choose(option: str, *, require_gpu: bool = False) -> Choice:
+    """The device for ``auto``, ``cuda`` or ``cpu``.
+
+    ``auto`` without a usable GPU rehearses on the CPU, where speed is not judged; a CPU chosen by name is judged.
+    Raises :class:`~pytest_cudagraph.errors.DeviceUnavailable` when no GPU can be used, for ``cuda`` and for whatever
+    option with ``require_gpu``: a broken runner must not pass, even where a test wants the CPU.
+    """
+    if option not in ("auto", "cuda", "cpu"):
+        raise DeviceUnavailable(f"there is no device {option!r}; devices are auto, cuda and cpu")
+    missing = why_no_gpu() if require_gpu or option != "cpu" else None
+    if missing is not None and (require_gpu or option == "cuda"):
+        raise DeviceUnavailable(_unavailable_text(option, missing))
+    if option == "cpu":
+        return Choice(kind="cpu", judged=True, reason="the CPU was chosen by name: its own latencies are judged")
+    if missing is None:
+        return Choice(kind="cuda", judged=True, reason="a GPU is there")
+    return Choice(kind="cpu", judged=False, reason=f"rehearsal on the CPU: {missing.found}")
+
+
+def describe(kind: Kind) -> DeviceInfo:
+    """The stable facts of the current GPU, or of the host's CPU."""
+    is_cuda = kind == "cuda"
+    host_cpu = environment.host_cpu_name()
+    return DeviceInfo(
+        kind=kind,
+        name=torch.cuda.get_device_properties(torch.cuda.current_device()).name if is_cuda else host_cpu,
+        driver=driver_version() if is_cuda else None,
+        cuda=torch.version.cuda if is_cuda else None,
+        torch=environment.torch_version(),
+        python=environment.python_version(),
+        host_cpu=host_cpu,
+        platform=environment.platform_text(),
+        threads=torch.get_num_threads(),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Missing:
+    """Why no GPU can be used: what was found, what would help."""
+
+    found: str
+    remedy: str
+
+
+def why_no_gpu() -> Missing | None:
+    """None when a GPU runs a first operation; this makes its context."""
+    version = torch.__version__
+    if torch.version.cuda is None and getattr(torch.version, "hip", None) is None:
+        return Missing(
+            found=f"torch {version} is built without CUDA",
+            remedy="install a CUDA build of torch (https://pytorch.org/get-started/locally)",
+        )
+    with warnings.catch_warnings(record=True) as said:
+        # Torch words what is wrong with the driver as a warning, and answers no more than False.
+        warnings.simplefilter("always")
+        is_available = torch.cuda.is_available()
+    if not is_available:
+        return _invisible([str(warning.message) for warning in said])
+    try:
+        torch.ones(1, device="cuda").item()
+    except RuntimeError as error:
+        return Missing(
+            found=f"a GPU is visible, but its first operation failed: {_first_line(error)}",
+            remedy="see that torch's build supports this GPU and driver, and that no other process holds it",
+        )
+    return None
+
+
+def driver_version() -> str | None:
+    """``580.159``, as NVML tells it; None where it does not."""
+    nvml = start_nvml()
+    if not isinstance(nvml, str):
+        try:
+            return str(nvml.nvmlSystemGetDriverVersion())
+        except nvml.NVMLError:
+            return None
+        finally:
+            nvml.nvmlShutdown()
+    return None
+
+
+def _invisible(said: list[str]) -> Missing:
+    nvml = start_nvml()
+    if isinstance(nvml, str):
+        return Missing(
+            found=f"no NVIDIA driver answers ({nvml})",
+            remedy="install the driver, or give the container its GPUs (docker run --gpus all)",
+        )
+    try:
+        count = int(nvml.nvmlDeviceGetCount())
+    except nvml.NVMLError:
+        count = 0
+    finally:
+        nvml.nvmlShutdown()
+    if not count:
+        return Missing(found="the driver knows no GPU", remedy="see what nvidia-smi lists on this machine")
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return Missing(
+            found=f"the driver knows of {count}, but CUDA_VISIBLE_DEVICES={visible!r} lets torch see none",
+            remedy="unset CUDA_VISIBLE_DEVICES, or name a GPU that nvidia-smi -L lists",
+        )
+    return Missing(
+        found=f"the driver knows of {count}, but torch sees none: {_first_line(*said) or 'it gives no reason'}",
+        remedy="install the driver that this build of torch asks for",
+    )
+
+
+def _unavailable_text(option: str, missing: Missing) -> str:
+    asked = "the device cuda was asked for" if option == "cuda" else "--cudagraph-require-gpu asks for a GPU"
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    setting = "CUDA_VISIBLE_DEVICES is not set" if visible is None else f"CUDA_VISIBLE_DEVICES={visible!r}"
+    return (
+        f"{asked}, and no GPU can be used\n"
+        f"found: {missing.found}; {setting}\n"
+        f"{missing.remedy}; --cudagraph-device=auto rehearses on the CPU"
+    )
+
+
+def start_nvml() -> Any:
+    """The module ``pynvml``, initialised; in its place the reason, a str, where it does not start."""
+    try:
+        import pynvml
+    except ImportError as error:
+        return str(error)
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        return str(error)
+    return pynvml
+
+
+def _first_line(*said: object) -> str:
+    return next((line for text in said for line in str(text).strip().splitlines()), "").partition(" (Triggered")[0]

@@ -1,0 +1,80 @@
+"""The machine and the code under test, in the words of the report and of pytest-benchmark's files."""
+
+from __future__ import annotations
+
+import platform
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+_GIT_TIMEOUT_S = 10
+"""``git status`` of a large tree on a network file system takes seconds; a run must not hang on it."""
+
+
+def host_cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """``Intel(R) Xeon(R) Platinum 8480C``; where the system names no model, what Python knows of the processor."""
+    try:
+        text = cpuinfo.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        text = ""
+    named = re.search(r"^model name[ \t]*:[ \t]*(\S.*)$", text, re.MULTILINE)
+    found = named.group(1) if named else platform.processor() or platform.machine()
+    return " ".join(found.split()) or "unknown CPU"
+
+
+def python_version() -> str:
+    """``3.12.4``."""
+    return platform.python_version()
+
+
+def torch_version() -> str:
+    """``2.11.0+cu128``, with the build's local part."""
+    # Late, so that a run which uses nothing of this plugin never imports torch.
+    import torch
+
+    return str(torch.__version__)
+
+
+def platform_text() -> str:
+    """``Linux-6.8.0-x86_64-with-glibc2.39``."""
+    return platform.platform()
+
+
+def commit(root: Path) -> dict[str, Any] | None:
+    """The commit checked out at ``root``, in the shape of pytest-benchmark's ``commit_info``.
+
+    None where there is no git, no repository or no commit yet; nothing is raised. Untracked files are not dirt.
+    """
+    shown = _git(root, "log", "-1", "--format=%H%n%cI%n%aI")
+    if shown is None:
+        return None
+    changes = _git(root, "status", "--porcelain", "--untracked-files=no")
+    branch = _git(root, "rev-parse", "--abbrev-ref", "HEAD")
+    identity, committed_at, authored_at = shown.splitlines()
+    return {
+        "id": identity,
+        "time": committed_at,
+        "author_time": authored_at,
+        # A status that cannot be read is no proof of a clean tree.
+        "dirty": changes != "",
+        "project": _project(root),
+        "branch": "(detached head)" if branch == "HEAD" else branch or "(unknown)",
+    }
+
+
+def _project(root: Path) -> str:
+    """The repository's name at its remote, else that of its folder."""
+    remote = _git(root, "config", "--get", "remote.origin.url") or ""
+    name = re.split(r"[/:\\]", remote.rstrip("/"))[-1].removesuffix(".git")
+    return name or Path(_git(root, "rev-parse", "--show-toplevel") or root).name
+
+
+def _git(root: Path, *arguments: str) -> str | None:
+    """What git prints, stripped; None when it fails in whatever way."""
+    command = ["git", "-C", str(root), *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=_GIT_TIMEOUT_S, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.decode("utf-8", errors="replace").strip()

@@ -1,0 +1,116 @@
+"""What was seen, and how it reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from pytest_cudagraph.units import bytes_text, plural, seconds_text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostSample:
+    """One reading of the host; None where the system does not tell."""
+
+    load_average: float | None
+    """Runnable processes, mean of the last minute."""
+    cpu_mhz: float | None
+    """Mean clock of the CPU's cores."""
+    rss_bytes: int
+    """Resident memory of this process."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuSample:
+    """One reading of a GPU; None where NVML does not tell."""
+
+    sm_clock_mhz: int | None
+    temperature_c: int | None
+    power_w: float | None
+    memory_used_bytes: int | None
+    slowdowns: tuple[str, ...]
+    """Why the clocks were held down at this moment, in words; empty when they were not."""
+    other_processes: int | None
+    """Processes that hold a context on the GPU, this one apart. Containers may hide some."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuCard:
+    """One GPU over the time watched."""
+
+    index: int
+    """The index torch knows it by, which need not be that of nvidia-smi."""
+    name: str
+    max_sm_clock_mhz: int | None
+    samples: tuple[GpuSample, ...]
+
+    @property
+    def slowdowns(self) -> tuple[str, ...]:
+        """Every reason seen in any sample, each once."""
+        return tuple(dict.fromkeys(reason for sample in self.samples for reason in sample.slowdowns))
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether another process was seen on this GPU."""
+        return any(sample.other_processes for sample in self.samples)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PerfCard:
+    """Host and GPUs over the time watched: the first sample is from its start, the last from its end."""
+
+    duration_ns: int
+    host: tuple[HostSample, ...]
+    gpus: tuple[GpuCard, ...] = ()
+    notes: tuple[str, ...] = ()
+    """What could not be read, and why."""
+
+    @property
+    def peak_rss_bytes(self) -> int:
+        """The highest reading of this process's memory."""
+        return max(sample.rss_bytes for sample in self.host)
+
+    def lines(self) -> list[str]:
+        """The card in words, for a reader."""
+        found = [f"watched {seconds_text(self.duration_ns)}, {plural(len(self.host), 'sample')}", _host_line(self)]
+        for gpu in self.gpus:
+            found += _gpu_lines(gpu)
+        return found + [f"note: {note}" for note in self.notes]
+
+
+def _host_line(card: PerfCard) -> str:
+    memory = [sample.rss_bytes for sample in card.host]
+    parts = [
+        _span("load", [sample.load_average for sample in card.host], "{:.2f}".format),
+        _span("CPU", [sample.cpu_mhz for sample in card.host], "{:.0f}".format, " MHz"),
+        _span("process", memory, bytes_text),
+        f"highest {bytes_text(card.peak_rss_bytes)}" if card.peak_rss_bytes > max(memory[0], memory[-1]) else "",
+    ]
+    return f"host: {', '.join(filter(None, parts))}"
+
+
+def _gpu_lines(gpu: GpuCard) -> list[str]:
+    samples = gpu.samples
+    top = f" of {gpu.max_sm_clock_mhz}" if gpu.max_sm_clock_mhz is not None else ""
+    parts = [
+        _span("SM", [sample.sm_clock_mhz for sample in samples], "{:.0f}".format, f"{top} MHz"),
+        _span("", [sample.temperature_c for sample in samples], "{:.0f}".format, " °C"),
+        _span("", [sample.power_w for sample in samples], "{:.0f}".format, " W"),
+        _span("memory", [sample.memory_used_bytes for sample in samples], bytes_text),
+    ]
+    found = [f"GPU {gpu.index} {gpu.name}: {', '.join(filter(None, parts)) or 'no reading'}"]
+    if gpu.slowdowns:
+        found.append(f"  clocks held down: {', '.join(gpu.slowdowns)}")
+    if gpu.is_shared:
+        most = max(sample.other_processes or 0 for sample in samples)
+        found.append(f"  shared with {plural(most, 'other process')}")
+    return found
+
+
+def _span(name: str, values: Sequence[float | None], text: Callable[[float], str], unit: str = "") -> str:
+    """``load 0.50 -> 1.20``; one number where both read the same, nothing where nothing was read."""
+    read = [text(value) for value in values if value is not None]
+    if not read:
+        return ""
+    numbers = read[0] if read[0] == read[-1] else f"{read[0]} -> {read[-1]}"
+    return f"{name} {numbers}{unit}".lstrip()

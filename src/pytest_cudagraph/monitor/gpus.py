@@ -1,0 +1,154 @@
+"""Readings of the GPUs that torch sees, through NVML. No GPU has run this code yet."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from typing import Any
+
+import torch
+
+from pytest_cudagraph.device import start_nvml
+from pytest_cudagraph.monitor.card import GpuCard, GpuSample
+
+_SLOWDOWNS = (
+    ("SwPowerCap", "power cap"),
+    ("HwSlowdown", "hardware slowdown"),
+    ("SwThermalSlowdown", "heat (software)"),
+    ("HwThermalSlowdown", "heat (hardware)"),
+    ("HwPowerBrakeSlowdown", "power brake"),
+    ("SyncBoost", "boost synchronised with other GPUs"),
+)
+"""NVML's reasons that cost speed. Idle and clocks set by a user are reasons too, and no slowdowns."""
+
+
+class WatchedGpus:
+    """GPUs by torch's index, each with its NVML handle, found by UUID: the two count GPUs differently."""
+
+    def __init__(self, nvml: Any, notes: list[str]) -> None:
+        self._nvml = nvml
+        self._notes = notes
+        self._gpus: list[_Gpu] = []
+
+    def add(self, index: int) -> None:
+        """Watch one GPU; a note where NVML does not know it."""
+        try:
+            properties = torch.cuda.get_device_properties(index)
+            handle = self._nvml.nvmlDeviceGetHandleByUUID(_nvml_uuid(properties.uuid))
+        except (RuntimeError, self._nvml.NVMLError) as error:
+            self._notes.append(f"GPU {index}: no readings ({error})")
+            return
+        self._gpus.append(_Gpu(self._nvml, handle, index, properties.name))
+
+    def read(self) -> None:
+        """One more sample of every GPU."""
+        for gpu in self._gpus:
+            gpu.read()
+
+    def cards(self) -> tuple[GpuCard, ...]:
+        return tuple(gpu.card() for gpu in self._gpus)
+
+    def notes(self) -> list[str]:
+        """What could not be read: once for each GPU and reason."""
+        return self._notes + [note for gpu in self._gpus for note in gpu.notes()]
+
+    def close(self) -> None:
+        """Give NVML back; readings taken so far stay."""
+        if self._nvml is not None:
+            try:
+                self._nvml.nvmlShutdown()
+            except self._nvml.NVMLError as error:
+                self._notes.append(f"NVML did not shut down ({error})")
+
+
+class _Gpu:
+    def __init__(self, nvml: Any, handle: Any, index: int, name: str) -> None:
+        self._nvml, self._handle = nvml, handle
+        self._index, self._name = index, name
+        self._samples: list[GpuSample] = []
+        self._refused: dict[str, list[str]] = {}
+        self._max_clock = self._ask("top clock", "nvmlDeviceGetMaxClockInfo", nvml.NVML_CLOCK_SM)
+
+    def read(self) -> None:
+        nvml = self._nvml
+        power_mw = self._ask("power", "nvmlDeviceGetPowerUsage")
+        memory = self._ask("memory", "nvmlDeviceGetMemoryInfo")
+        processes = self._ask("processes", "nvmlDeviceGetComputeRunningProcesses")
+        self._samples.append(
+            GpuSample(
+                sm_clock_mhz=self._ask("clock", "nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM),
+                temperature_c=self._ask("temperature", "nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU),
+                power_w=None if power_mw is None else power_mw / 1000,
+                memory_used_bytes=None if memory is None else int(memory.used),
+                slowdowns=self._slowdowns(),
+                other_processes=None if processes is None else _others(processes),
+            )
+        )
+
+    def card(self) -> GpuCard:
+        return GpuCard(
+            index=self._index,
+            name=self._name,
+            max_sm_clock_mhz=self._max_clock,
+            samples=tuple(self._samples),
+        )
+
+    def notes(self) -> list[str]:
+        return [f"GPU {self._index}: no {', '.join(whats)} ({why})" for why, whats in self._refused.items()]
+
+    def _slowdowns(self) -> tuple[str, ...]:
+        bits, _ = self._try("nvmlDeviceGetCurrentClocksEventReasons")
+        if bits is None:
+            # Drivers before 535 know the call by this name only.
+            bits = self._ask("slowdowns", "nvmlDeviceGetCurrentClocksThrottleReasons")
+        return tuple(words for name, words in _SLOWDOWNS if bits and bits & _reason_bit(self._nvml, name))
+
+    def _ask(self, what: str, call: str, *arguments: Any) -> Any:
+        value, why_not = self._try(call, *arguments)
+        if why_not and what not in self._refused.setdefault(why_not, []):
+            self._refused[why_not].append(what)
+        return value
+
+    def _try(self, call: str, *arguments: Any) -> tuple[Any, str]:
+        """What NVML answers and an empty text, or None and why it does not."""
+        try:
+            return getattr(self._nvml, call)(self._handle, *arguments), ""
+        except self._nvml.NVMLError as error:
+            return None, str(error)
+        except AttributeError:
+            return None, "pynvml is too old"
+
+
+def watched_gpus() -> WatchedGpus:
+    """Every GPU torch sees; none, with a note, where there is no GPU or no NVML."""
+    with warnings.catch_warnings():
+        # Torch warns here of a driver that does not suit it; a monitor has nothing to add to that.
+        warnings.simplefilter("ignore")
+        is_available = torch.cuda.is_available()
+    if not is_available:
+        return WatchedGpus(None, ["no GPU readings: torch sees no GPU"])
+    nvml = start_nvml()
+    if isinstance(nvml, str):
+        return WatchedGpus(None, [f"no GPU readings: {nvml}"])
+    watched = WatchedGpus(nvml, [])
+    for index in range(torch.cuda.device_count()):
+        watched.add(index)
+    return watched
+
+
+def _nvml_uuid(uuid: object) -> str:
+    text = str(uuid)
+    return text if text.startswith(("GPU-", "MIG-")) else f"GPU-{text}"
+
+
+def _reason_bit(nvml: Any, name: str) -> int:
+    older = getattr(nvml, f"nvmlClocksThrottleReason{name}", 0)
+    return int(getattr(nvml, f"nvmlClocksEventReason{name}", older))
+
+
+def _others(processes: list[Any]) -> int:
+    """All but this one. A container may see numbers of the host in the list: then one of them is taken for ours."""
+    knows_us = any(process.pid == os.getpid() for process in processes)
+    has_context = bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+    is_ours_hidden = not knows_us and has_context and bool(processes)
+    return len(processes) - int(knows_us or is_ours_hidden)

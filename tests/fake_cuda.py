@@ -1,0 +1,260 @@
+"""A stand-in for ``torch.cuda``, as far as the CUDA backend touches it: CPU tensors, a written record, torch's rules.
+
+What it imitates was read in torch's sources: which state a failed ``capture_end`` leaves behind, when the allocator
+asserts, when a pool's handle is dead. Work under capture is recorded operation by operation and run again by a replay,
+on the same memory. Unlike CUDA it also runs during the capture. It shows order and clean-up, nothing of a GPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import warnings
+from types import SimpleNamespace
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+REFUSED = (
+    "CUDA error: operation not permitted when stream is capturing\n"
+    "CUDA kernel errors might be asynchronously reported at some other API call."
+)
+ECHO = "CUDA error: operation failed due to a previous error during capture\nCompile with TORCH_USE_CUDA_DSA."
+UNDERWAY = "captures_underway.empty() INTERNAL ASSERT FAILED at CUDACachingAllocator.cpp"
+
+
+class FakeCuda:
+    """``failures`` maps a call's name to what its next calls raise (None: nothing)."""
+
+    def __init__(self, *, keeps_graphs=False, failures=None):
+        self.calls = []
+        self.failures = dict(failures or {})
+        self.underway = []
+        self.shares = {}
+        self.generator_is_capturing = False
+        self.capturing = None
+        self.is_invalidated = False
+        self.graphs = []
+        self.stream_now = FakeStream(self, "caller")
+        self._handles = itertools.count(1)
+        self.CUDAGraph = type("CUDAGraph", (_KeptGraph if keeps_graphs else _Graph,), {"cuda": self})
+        self.memory = SimpleNamespace(
+            _cuda_endAllocateToPool=self._end_allocation, _cuda_releasePool=self._release_pool
+        )
+
+    def note(self, name, detail=""):
+        self.calls.append(f"{name} {detail}".strip())
+        planned = self.failures.get(name)
+        error = planned.pop(0) if planned else None
+        if error is not None:
+            raise error
+
+    def names(self):
+        return [call.split()[0] for call in self.calls]
+
+    def refuse(self):
+        """What ``.item()`` and its like do while a stream captures."""
+        if self.capturing is not None:
+            self.is_invalidated = True
+            raise RuntimeError(REFUSED)
+
+    # The surface of torch.cuda, in its own names.
+
+    def current_device(self):
+        return 0
+
+    @contextlib.contextmanager
+    def device(self, index):
+        yield
+
+    def Stream(self, device=None):
+        return FakeStream(self, "side")
+
+    def current_stream(self, device=None):
+        return self.stream_now
+
+    @contextlib.contextmanager
+    def stream(self, stream):
+        before, self.stream_now = self.stream_now, stream
+        try:
+            yield
+        finally:
+            self.stream_now = before
+
+    def graph(self, graph, pool=None, stream=None, capture_error_mode="global"):
+        return _Capture(self, graph, pool, stream, capture_error_mode)
+
+    def graph_pool_handle(self):
+        return (0, next(self._handles))
+
+    def synchronize(self, device=None):
+        self.note("synchronize")
+
+    def empty_cache(self):
+        self.note("empty_cache")
+        if self.underway:
+            raise RuntimeError(UNDERWAY)
+
+    def memory_reserved(self, device=None):
+        return 1_000 + sum(size for graph in self.graphs for _, size in graph.memory)
+
+    def memory_snapshot(self):
+        return [
+            {"address": address, "total_size": size, "segment_pool_id": graph.handle}
+            for graph in self.graphs
+            for address, size in graph.memory
+        ]
+
+    def get_rng_state(self, device=None):
+        return torch.tensor([1, 2, 3], dtype=torch.uint8)
+
+    def set_rng_state(self, state, device=None):
+        self.note("set_rng_state", str(state.tolist()))
+
+    def Event(self, enable_timing=False):
+        return _Event(self, enable_timing)
+
+    def _end_allocation(self, device, handle):
+        self.note("end_allocation")
+        if handle not in self.underway:
+            raise RuntimeError("endAllocatePool: not currently recording to mempool_id")
+        self.underway.remove(handle)
+
+    def _release_pool(self, device, handle):
+        self.note("release_pool")
+        self.shares[handle] -= 1
+
+
+class FakeStream:
+    def __init__(self, cuda, name):
+        self.cuda, self.name = cuda, name
+
+    def wait_stream(self, other):
+        self.cuda.note("wait_stream", f"{self.name} after {other.name}")
+
+
+class _Capture:
+    """As ``torch.cuda.graph``: when ``capture_end`` raises, the stream is not given back."""
+
+    def __init__(self, cuda, graph, pool, stream, mode):
+        self.cuda, self.graph, self.pool, self.mode = cuda, graph, pool, mode
+        self.stream = cuda.stream(stream)
+
+    def __enter__(self):
+        self.cuda.synchronize()
+        self.cuda.empty_cache()
+        self.stream.__enter__()
+        self.graph.capture_begin(self.pool, self.mode)
+
+    def __exit__(self, *exc_info):
+        self.graph.capture_end()
+        self.stream.__exit__(*exc_info)
+
+
+class _Graph:
+    cuda: FakeCuda
+
+    def __init__(self):
+        self.tape, self.memory, self.handle, self.has_ended = _Tape(self.cuda), [], None, False
+
+    def capture_begin(self, pool, mode):
+        cuda = self.cuda
+        cuda.note("capture_begin", f"{cuda.stream_now.name} {mode}")
+        self.handle = pool or cuda.graph_pool_handle()
+        assert cuda.shares.get(self.handle, 1) > 0, "use_count > 0 INTERNAL ASSERT FAILED"
+        cuda.shares[self.handle] = cuda.shares.get(self.handle, 0) + 1
+        cuda.underway.append(self.handle)
+        cuda.capturing, cuda.is_invalidated, cuda.generator_is_capturing = self, False, True
+        self.tape.__enter__()
+
+    def capture_end(self):
+        cuda = self.cuda
+        self.tape.__exit__(None, None, None)
+        cuda.capturing = None
+        cuda.note("capture_end")
+        if cuda.is_invalidated:
+            raise RuntimeError(ECHO)
+        cuda.underway.remove(self.handle)
+        cuda.generator_is_capturing = False
+        self.has_ended, self.memory = True, self.tape.memory()
+        cuda.graphs.append(self)
+        if not self.tape.steps:
+            warnings.warn("The CUDA Graph is empty. This usually means (Triggered internally)", stacklevel=2)
+
+    def replay(self):
+        self.cuda.note("replay")
+        self.tape.run()
+
+    def reset(self):
+        self.cuda.note("reset")
+        if self.has_ended:
+            self.has_ended = False
+            self.cuda.shares[self.handle] -= 1
+            self.cuda.graphs.remove(self)
+
+
+class _KeptGraph(_Graph):
+    """A graph of torch 2.8 and later, which can be kept and looked into."""
+
+    def __init__(self, keep_graph=False):
+        super().__init__()
+        self.cuda.note("new_graph", "kept" if keep_graph else "")
+
+    def instantiate(self):
+        self.cuda.note("instantiate")
+
+    def raw_cuda_graph(self):
+        return id(self)
+
+
+class _Event:
+    def __init__(self, cuda, enable_timing):
+        assert enable_timing
+        self.cuda = cuda
+
+    def record(self):
+        self.cuda.note("record")
+
+    def synchronize(self):
+        self.cuda.note("event_synchronize")
+
+    def elapsed_time(self, end):
+        return 0.25
+
+
+class _Tape(TorchDispatchMode):
+    def __init__(self, cuda):
+        super().__init__()
+        self.cuda, self.steps = cuda, []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.overloadpacket in (torch.ops.aten.item, torch.ops.aten._local_scalar_dense):
+            self.cuda.refuse()
+        result = func(*args, **(kwargs or {}))
+        self.steps.append((func, args, kwargs or {}, result))
+        return result
+
+    def memory(self):
+        """Address and size of every storage made while recording, which the tape keeps alive."""
+        found, known = {}, set()
+        for _, args, kwargs, result in self.steps:
+            known |= {_address(tensor) for tensor in _tensors((args, kwargs))} - found.keys()
+            made = [tensor for tensor in _tensors(result) if _address(tensor) not in known]
+            found |= {_address(tensor): tensor.untyped_storage().nbytes() for tensor in made}
+        return list(found.items())
+
+    def run(self):
+        with torch.inference_mode():
+            for func, args, kwargs, result in self.steps:
+                for new, old in zip(_tensors(func(*args, **kwargs)), _tensors(result), strict=True):
+                    if _address(new) != _address(old):
+                        old.copy_(new)
+
+
+def _tensors(value):
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
+def _address(tensor):
+    return tensor.untyped_storage().data_ptr()

@@ -1,0 +1,358 @@
+"""Capture and replay on the fake: order of calls, inputs, outputs, clean-up when all goes well."""
+
+import gc
+import threading
+
+import pytest
+import torch
+from tests.fake_cuda import FakeCuda
+
+from pytest_cudagraph.backends.cuda import CudaBackend
+from pytest_cudagraph.errors import CaptureRefusal, CudagraphError, InputError
+
+
+@pytest.fixture(autouse=True)
+def no_collections(monkeypatch):
+    """A collection of everything torch holds takes a fifth of a second."""
+    monkeypatch.setattr(gc, "collect", lambda: 0)
+
+
+@pytest.fixture
+def cuda():
+    return FakeCuda()
+
+
+@pytest.fixture
+def backend(cuda):
+    return CudaBackend(cuda=cuda, device="cpu")
+
+
+def scale(x, *, factor=2.0, shift=None):
+    y = x * factor
+    return {"y": y if shift is None else y + shift}
+
+
+def capture(backend, model, *args, batch_size=4, **kwargs):
+    return backend.pool().capture(model, args, kwargs, batch_size=batch_size)
+
+
+def test_warm_up_runs_on_the_capture_stream_between_two_waits_and_before_the_capture(backend, cuda):
+    def model(x):
+        cuda.note("model", cuda.stream_now.name)
+        return x + 1
+
+    capture(backend, model, torch.ones(4))
+    warm_up = ["wait_stream side after caller", *["model side"] * 3, "wait_stream caller after side", "synchronize"]
+    recording = [
+        "empty_cache",  # before memory is read
+        "wait_stream side after caller",
+        "synchronize",
+        "empty_cache",  # torch's own, in torch.cuda.graph
+        "capture_begin side global",
+        "model side",
+        "capture_end",
+        "wait_stream caller after side",
+        "synchronize",
+    ]
+    assert cuda.calls == warm_up + recording
+
+
+def test_a_replay_computes_on_new_inputs_and_returns_the_same_objects(backend):
+    graph = capture(backend, scale, torch.ones(4), factor=3.0)
+    first = graph(torch.full((4,), 5.0), factor=3.0)
+    assert first["y"].tolist() == [15.0] * 4
+    second = graph(torch.full((4,), 7.0), factor=3.0)
+    assert second is first
+    assert second["y"].tolist() == [21.0] * 4
+    assert graph.replays == 2
+
+
+def test_a_replay_without_arguments_runs_on_the_example_even_if_the_model_writes_to_its_input(backend):
+    graph = capture(backend, lambda x: x.add_(1) * 2, torch.zeros(2))
+    # The fake executes while it captures: CUDA would give 2 here, from an input of 0.
+    assert graph.replay().tolist() == [4.0, 4.0]
+
+
+def test_a_replay_neither_waits_nor_calls_python_of_the_model(backend, cuda):
+    calls = []
+
+    def model(x):
+        calls.append(1)
+        return x + 1
+
+    graph = capture(backend, model, torch.ones(4))
+    cuda.calls.clear()
+    calls.clear()
+    graph(torch.zeros(4))
+    graph.poison()
+    graph.replay()
+    assert cuda.calls == ["replay", "replay"]
+    assert calls == []
+
+
+def test_the_callers_tensors_are_never_written(backend):
+    given = torch.zeros(2)
+    graph = capture(backend, lambda x: x.add_(1), given)
+    graph(given)
+    assert given.tolist() == [0.0, 0.0]
+
+
+def test_inputs_that_require_grad_can_be_copied_in_outside_inference_mode(backend):
+    graph = capture(backend, lambda x: x + 1, torch.zeros(2, requires_grad=True))
+    assert graph(torch.ones(2, requires_grad=True)).tolist() == [2.0, 2.0]
+    with torch.inference_mode():
+        made_in_inference = torch.ones(2) * 2
+    assert graph(made_in_inference).tolist() == [3.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "text"),
+    [
+        (
+            (torch.ones(3),),
+            {"factor": 2.0},
+            "args[0]: the graph was captured for float32 (4,) on cpu; this call gives float32 (3,) on cpu\n"
+            "pad the inputs to what was captured, or capture another graph",
+        ),
+        (
+            (torch.ones(4, dtype=torch.int32),),
+            {"factor": 2.0},
+            "args[0]: the graph was captured for float32 (4,) on cpu; this call gives int32 (4,) on cpu\n"
+            "pad the inputs to what was captured, or capture another graph",
+        ),
+        (
+            (torch.ones(4, device="meta"),),
+            {"factor": 2.0},
+            "args[0]: the graph was captured for float32 (4,) on cpu; this call gives float32 (4,) on meta\n"
+            "pad the inputs to what was captured, or capture another graph",
+        ),
+        (
+            (5.0,),
+            {"factor": 2.0},
+            "args[0]: the graph was captured for float32 (4,) on cpu; this call gives 5.0\n"
+            "pad the inputs to what was captured, or capture another graph",
+        ),
+        (
+            (torch.ones(4),),
+            {"factor": 3.0},
+            "kwargs['factor']: 2.0 is baked into the graph; this call gives 3.0\n"
+            "capture another graph for this value, or make the argument a tensor",
+        ),
+        (
+            (torch.ones(4),),
+            {"factor": 2},
+            "kwargs['factor']: 2.0 is baked into the graph; this call gives 2\n"
+            "capture another graph for this value, or make the argument a tensor",
+        ),
+        (
+            (torch.ones(4),),
+            {"factor": torch.tensor(2.0)},
+            "kwargs['factor']: 2.0 is baked into the graph; this call gives float32 () on cpu\n"
+            "capture another graph for this value, or make the argument a tensor",
+        ),
+        (
+            (torch.ones(4),),
+            {},
+            "the graph was captured for args[0], kwargs['factor']; this call gives args[0]\n"
+            "pad the inputs to what was captured, or capture another graph",
+        ),
+        (
+            ([torch.ones(4)],),
+            {"factor": 2.0},
+            "the graph was captured for args[0], kwargs['factor']; this call gives args[0][0], kwargs['factor']\n"
+            "pad the inputs to what was captured, or capture another graph",
+        ),
+    ],
+)
+def test_a_call_that_does_not_fit_is_refused_by_name_and_not_launched(backend, cuda, args, kwargs, text):
+    graph = capture(backend, scale, torch.ones(4), factor=2.0)
+    with pytest.raises(InputError) as raised:
+        graph(*args, **kwargs)
+    assert str(raised.value) == text
+    assert graph.replays == 0
+
+
+def test_nothing_is_copied_when_a_later_argument_does_not_fit(backend):
+    graph = capture(backend, lambda x, y: x + y, torch.zeros(2), torch.zeros(2))
+    with pytest.raises(InputError, match=r"args\[1\]"):
+        graph(torch.ones(2), torch.ones(3))
+    assert graph.replay().tolist() == [0.0, 0.0]
+
+
+def test_lists_and_tuples_of_the_same_tensors_are_told_apart(backend):
+    graph = capture(backend, lambda xs: xs[0] + 1, [torch.ones(2)])
+    with pytest.raises(InputError, match="nested in other types"):
+        graph((torch.ones(2),))
+
+
+def test_tensors_on_another_device_are_refused_before_the_capture(backend):
+    with pytest.raises(InputError) as raised:
+        capture(backend, scale, torch.ones(4), shift=torch.ones(4, device="meta"))
+    assert str(raised.value) == (
+        "kwargs['shift']: a graph on cpu takes tensors on cpu; this one is float32 (4,) on meta\n"
+        "move it with .to('cpu') before the call, or pass a plain number"
+    )
+
+
+def test_poison_fills_outputs_and_a_replay_brings_them_back(backend):
+    def model(x):
+        return x + 1, (x > 0), x.to(torch.int32) + 1
+
+    graph = capture(backend, model, torch.ones(3))
+    graph.poison()
+    numbers, flags, integers = graph._outputs
+    assert numbers.isnan().all()
+    assert flags.all()
+    assert (integers == torch.iinfo(torch.int32).max).all()
+    numbers, flags, integers = graph(torch.zeros(3))
+    assert numbers.tolist() == [1.0] * 3
+    assert not flags.any()
+    assert integers.tolist() == [1] * 3
+
+
+def test_poison_spares_inputs_parameters_and_tensors_held_elsewhere(backend):
+    layer = torch.nn.Linear(2, 2, bias=False)
+    held = torch.full((2,), 7.0)
+    weight = layer.weight.detach().clone()
+
+    def model(x):
+        return layer(x), layer.weight, held, x, x.view(-1)
+
+    graph = capture(backend, model, torch.ones(1, 2))
+    graph.poison()
+    assert graph._outputs[0].isnan().all()
+    assert torch.equal(layer.weight, weight)
+    assert held.tolist() == [7.0, 7.0]
+    assert graph._outputs[3].tolist() == [[1.0, 1.0]]
+
+
+def test_the_receipt_tells_size_and_time_but_no_kernels_where_nothing_can_count_them(backend):
+    receipt = capture(backend, lambda x: x + 1, torch.ones(1000), batch_size=8).receipt
+    assert receipt.batch_size == 8
+    assert receipt.memory_bytes == 4000
+    assert receipt.capture_ns > 0
+    assert (receipt.operations, receipt.kernels, receipt.kernel_names) == (None, None, {})
+
+
+def test_the_graphs_of_a_pool_share_its_handle_while_one_is_open(backend, cuda):
+    with backend.pool() as pool:
+        first = pool.capture(lambda x: x + 1, (torch.ones(2),), {}, batch_size=2)
+        second = pool.capture(lambda x: x + 1, (torch.ones(1),), {}, batch_size=1)
+        handle = cuda.graphs[0].handle
+        assert [graph.handle for graph in cuda.graphs] == [handle, handle]
+        first.close()
+        second.close()
+        # A handle whose graphs are all gone is dead: torch asserts on it.
+        pool.capture(lambda x: x + 1, (torch.ones(1),), {}, batch_size=1)
+        assert cuda.graphs[0].handle != handle
+
+
+def test_leaving_the_pool_closes_every_graph_after_waiting_for_the_device(backend, cuda):
+    with backend.pool() as pool:
+        graph = pool.capture(lambda x: x + 1, (torch.ones(2),), {}, batch_size=2)
+        cuda.calls.clear()
+    assert cuda.calls == ["synchronize", "reset"]
+    assert cuda.graphs == []
+    pool.close()
+    graph.close()
+    assert cuda.calls == ["synchronize", "reset"]
+
+
+def test_a_graph_that_was_closed_says_so(backend):
+    graph = capture(backend, lambda x: x + 1, torch.ones(2), batch_size=2)
+    graph.close()
+    for use in (lambda: graph(torch.ones(2)), graph.replay, graph.poison):
+        with pytest.raises(CudagraphError, match=r"^the graph for batch size 2 is closed; capture it again$"):
+            use()
+
+
+def test_a_closed_pool_takes_no_graph(backend):
+    pool = backend.pool()
+    pool.close()
+    with pytest.raises(CudagraphError, match=r"^this graph pool is closed; open another one$"):
+        pool.capture(lambda x: x, (torch.ones(2),), {}, batch_size=2)
+
+
+def test_every_graph_is_released_even_if_waiting_for_the_device_fails(backend, cuda):
+    pool = backend.pool()
+    for size in (2, 1):
+        pool.capture(lambda x: x + 1, (torch.ones(size),), {}, batch_size=size)
+    cuda.failures["synchronize"] = [RuntimeError("first"), RuntimeError("second")]
+    with pytest.raises(RuntimeError, match="first"):
+        pool.close()
+    assert cuda.graphs == []
+
+
+def test_the_heap_is_frozen_during_the_capture_only(backend, monkeypatch):
+    monkeypatch.setattr(gc, "get_freeze_count", lambda: 0)
+    order = []
+    for name in ("collect", "freeze", "unfreeze"):
+        monkeypatch.setattr(gc, name, lambda name=name: order.append(name))
+    capture(backend, lambda x: (order.append("model"), x + 1)[1], torch.ones(2))
+    assert order == ["model"] * 3 + ["collect", "freeze", "model", "unfreeze"]
+
+
+def test_a_heap_someone_else_froze_stays_frozen(backend, monkeypatch):
+    monkeypatch.setattr(gc, "get_freeze_count", lambda: 12)
+    monkeypatch.setattr(gc, "unfreeze", lambda: pytest.fail("that was not ours to unfreeze"))
+    enabled = []
+    capture(backend, lambda x: (enabled.append(gc.isenabled()), x + 1)[1], torch.ones(2))
+    assert enabled == [True, True, True, False]
+    assert gc.isenabled()
+
+
+def test_autocast_does_not_cache_weights_in_warm_up_or_capture(backend):
+    cached = []
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        capture(backend, lambda x: (cached.append(torch.is_autocast_cache_enabled()), x + 1)[1], torch.ones(2))
+        assert torch.is_autocast_cache_enabled()
+    assert cached == [False] * 4
+
+
+def test_other_live_threads_are_kept_out_of_the_capture(backend, cuda):
+    stop = threading.Event()
+    thread = threading.Thread(target=stop.wait)
+    thread.start()
+    try:
+        capture(backend, lambda x: x + 1, torch.ones(2))
+    finally:
+        stop.set()
+        thread.join()
+    assert "capture_begin side thread_local" in cuda.calls
+
+
+def test_a_graph_without_a_single_node_is_refused_in_torchs_words(backend, cuda):
+    with backend.pool() as pool:
+        with pytest.raises(CaptureRefusal) as raised:
+            pool.capture(lambda x: x, (torch.ones(2),), {}, batch_size=2)
+        assert raised.value.text == "The CUDA Graph is empty. This usually means"
+        assert raised.value.hazard == "unknown-op"
+        assert pool.capture(lambda x: x + 1, (torch.ones(2),), {}, batch_size=2).replay().tolist() == [2.0, 2.0]
+    assert set(cuda.shares.values()) == {0}
+
+
+def test_model_and_capture_run_in_inference_mode_but_torchs_own_tensors_are_made_outside(backend, cuda):
+    modes = []
+    begin = cuda.CUDAGraph.capture_begin
+    cuda.CUDAGraph.capture_begin = lambda graph, *args: (
+        modes.append(("begin", torch.is_inference_mode_enabled())),
+        begin(graph, *args),
+    )[1]
+    capture(backend, lambda x: (modes.append(("model", torch.is_inference_mode_enabled())), x + 1)[1], torch.ones(2))
+    assert modes == [("model", True)] * 3 + [("begin", False), ("model", True)]
+
+
+def test_a_replay_launches_in_inference_mode_wherever_it_is_called(backend, cuda):
+    graph = capture(backend, lambda x: x + 1, torch.ones(2))
+    modes = []
+    graph._graph.replay = lambda: modes.append(torch.is_inference_mode_enabled())
+    graph.replay()
+    with torch.inference_mode():
+        graph.replay()
+    assert modes == [True, True]
+    assert not torch.is_inference_mode_enabled()
+
+
+def test_a_model_that_takes_its_arguments_out_of_a_dict_finds_them_at_every_call(backend):
+    graph = capture(backend, lambda batch: batch.pop("x") + 1, {"x": torch.ones(2)})
+    assert graph({"x": torch.zeros(2)}).tolist() == [1.0, 1.0]

@@ -1,0 +1,120 @@
+"""Counting the nodes of a kept graph through NVIDIA's bindings, which are faked here."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from tests.fake_cuda import FakeCuda
+
+from pytest_cudagraph.backends.cuda import CudaBackend
+from pytest_cudagraph.backends.cuda.nodes import Bindings, load_bindings, short_kernel_name
+
+ADD = "_ZN2at6native29vectorized_elementwise_kernelILi4ENS0_15CUDAFunctor_addIfEESt5arrayIPcLm3EEEEviT0_T1_"
+MUL = (
+    "_ZN2at6native29vectorized_elementwise_kernelILi4ENS0_13AUnaryFunctorIfffNS0_15binary_internal10MulFunctorIfEEEE"
+    "St5arrayIPcLm2EEEEviT0_T1_"
+)
+KINDS = SimpleNamespace(cudaGraphNodeTypeKernel=0, cudaGraphNodeTypeMemcpy=1, cudaGraphNodeTypeMemset=2)
+WAIT_EVENT = 6
+
+
+class Runtime:
+    """``cuda.bindings.runtime`` for a graph of ``nodes``: (kind, kernel name)."""
+
+    cudaGraphNodeType = KINDS
+
+    def __init__(self, nodes, error=0):
+        self.nodes, self.error = nodes, error
+
+    def cudaGraphGetNodes(self, raw, numNodes=0):
+        return self.error, list(range(numNodes)), len(self.nodes)
+
+    def cudaGraphNodeGetType(self, node):
+        return 0, self.nodes[node][0]
+
+
+class Driver:
+    def __init__(self, nodes, params_error=0, name_error=0):
+        self.nodes, self.params_error, self.name_error = nodes, params_error, name_error
+
+    def CUgraphNode(self, init_value):
+        return init_value
+
+    def CUfunction(self, init_value):
+        return init_value
+
+    def cuGraphKernelNodeGetParams(self, node):
+        return self.params_error, SimpleNamespace(func=100 + node)
+
+    def cuFuncGetName(self, function):
+        return self.name_error, self.nodes[function - 100][1].encode()
+
+
+def receipt(runtime, driver):
+    backend = CudaBackend(cuda=FakeCuda(keeps_graphs=True), device="cpu", bindings=Bindings(runtime, driver))
+    return backend.pool().capture(lambda x: x + 1, (torch.ones(2),), {}, batch_size=2).receipt
+
+
+def test_kernels_copies_and_fills_are_counted_by_name_and_events_only_as_nodes():
+    nodes = [(0, ADD), (0, MUL), (0, ADD), (0, "triton_poi_fused_0"), (1, ""), (2, ""), (WAIT_EVENT, "")]
+    found = receipt(Runtime(nodes), Driver(nodes))
+    assert found.operations == 7
+    assert found.kernels == 6
+    assert found.kernel_names == {
+        "memcpy": 1,
+        "memset": 1,
+        "triton_poi_fused_0": 1,
+        "vectorized_elementwise_kernel<CUDAFunctor_add>": 2,
+        "vectorized_elementwise_kernel<MulFunctor>": 1,
+    }
+
+
+def test_a_kept_graph_is_instantiated_before_its_first_launch():
+    cuda = FakeCuda(keeps_graphs=True)
+    backend = CudaBackend(cuda=cuda, device="cpu", bindings=Bindings(Runtime([]), Driver([])))
+    backend.pool().capture(lambda x: x + 1, (torch.ones(2),), {}, batch_size=2)
+    assert "new_graph kept" in cuda.calls
+    assert cuda.names().index("capture_end") < cuda.names().index("instantiate")
+
+
+def test_a_torch_that_keeps_no_graphs_is_not_asked_to():
+    backend = CudaBackend(cuda=FakeCuda(), device="cpu", bindings=Bindings(Runtime([(0, ADD)]), Driver([])))
+    found = backend.pool().capture(lambda x: x + 1, (torch.ones(2),), {}, batch_size=2).receipt
+    assert (found.operations, found.kernels) == (None, None)
+
+
+@pytest.mark.parametrize("driver", [{"params_error": 1}, {"name_error": 1}])
+def test_a_kernel_whose_name_is_not_told_is_still_counted(driver):
+    nodes = [(0, ADD)]
+    assert receipt(Runtime(nodes), Driver(nodes, **driver)).kernel_names == {"kernel": 1}
+
+
+def test_nothing_is_counted_when_the_driver_does_not_list_the_nodes():
+    found = receipt(Runtime([(0, ADD)], error=1), Driver([]))
+    assert (found.operations, found.kernels, found.kernel_names) == (None, None, {})
+
+
+def test_bindings_of_another_version_cost_the_count_and_not_the_capture():
+    found = receipt(SimpleNamespace(), SimpleNamespace())
+    assert (found.operations, found.kernels) == (None, None)
+
+
+def test_bindings_that_are_not_installed_are_none():
+    assert load_bindings() is None
+
+
+@pytest.mark.parametrize(
+    ("mangled", "short"),
+    [
+        (ADD, "vectorized_elementwise_kernel<CUDAFunctor_add>"),
+        (MUL, "vectorized_elementwise_kernel<MulFunctor>"),
+        ("_Z13simple_kernelPf", "simple_kernel"),
+        ("_ZN7cutlass7Kernel2I12GemmIdentityEEvT_", "Kernel2"),
+        ("ampere_sgemm_32x32_sliced1x4_nn", "ampere_sgemm_32x32_sliced1x4_nn"),
+        ("_ZTV", "_ZTV"),
+        ("", ""),
+        ("_ZN99too_long", "too_long"),
+    ],
+)
+def test_mangled_names_are_shortened_to_kernel_and_functor(mangled, short):
+    assert short_kernel_name(mangled) == short

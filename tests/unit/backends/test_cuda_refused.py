@@ -1,0 +1,270 @@
+"""A capture that fails on the fake: the refusal's words, and a process that can capture again."""
+
+import gc
+import sys
+
+import pytest
+import torch
+from tests.fake_cuda import ECHO, REFUSED, UNDERWAY, FakeCuda
+
+from pytest_cudagraph import sources
+from pytest_cudagraph.backends.cuda import CudaBackend, recovery
+from pytest_cudagraph.backends.cuda.refusals import refusal_of, text_of
+from pytest_cudagraph.errors import CaptureRefusal, InputError
+
+
+@pytest.fixture(autouse=True)
+def fake_is_no_users_code(monkeypatch):
+    """What refuses on a GPU is C++ without a frame; the frames of the fake must not count as a user's."""
+    is_user_file = sources._is_user_file
+    monkeypatch.setattr(sources, "_is_user_file", lambda name: "fake_cuda" not in name and is_user_file(name))
+
+
+@pytest.fixture(autouse=True)
+def no_collections(monkeypatch):
+    """A collection of everything torch holds takes a fifth of a second."""
+    monkeypatch.setattr(gc, "collect", lambda: 0)
+
+
+@pytest.fixture
+def cuda():
+    return FakeCuda()
+
+
+@pytest.fixture
+def pool(cuda):
+    with CudaBackend(cuda=cuda, device="cpu").pool() as pool:
+        yield pool
+
+
+def fine(x):
+    return x + 1
+
+
+def reads_a_scalar(x):
+    return x * x.sum().item()
+
+
+def capture(pool, model, *args):
+    return pool.capture(model, args, {}, batch_size=2)
+
+
+def assert_fit(cuda, pool):
+    """The process is as if no capture had failed."""
+    assert (cuda.underway, cuda.generator_is_capturing, cuda.capturing) == ([], False, None)
+    assert cuda.stream_now.name == "caller"
+    assert gc.get_freeze_count() == 0
+    assert capture(pool, fine, torch.ones(2))(torch.zeros(2)).tolist() == [1.0, 1.0]
+
+
+def test_a_refused_capture_names_hazard_operation_and_the_users_line(cuda, pool):
+    with pytest.raises(CaptureRefusal) as raised:
+        capture(pool, reads_a_scalar, torch.ones(2))
+    refusal = raised.value
+    assert refusal.text == "operation not permitted when stream is capturing"
+    assert refusal.hazard == "host-sync"
+    assert refusal.operation.startswith("aten.")
+    assert refusal.site.file == __file__
+    assert refusal.site.line == reads_a_scalar.__code__.co_firstlineno + 1
+    assert isinstance(refusal.__cause__, RuntimeError)
+    assert str(refusal.__cause__) == REFUSED
+
+
+def test_after_a_refused_capture_the_next_one_succeeds(cuda, pool):
+    with pytest.raises(CaptureRefusal):
+        capture(pool, reads_a_scalar, torch.ones(2))
+    assert_fit(cuda, pool)
+
+
+def test_after_a_refused_capture_earlier_graphs_of_the_pool_still_replay_and_share(cuda, pool):
+    graph = capture(pool, fine, torch.ones(2))
+    handle = cuda.graphs[0].handle
+    with pytest.raises(CaptureRefusal):
+        capture(pool, reads_a_scalar, torch.ones(2))
+    assert graph(torch.zeros(2)).tolist() == [1.0, 1.0]
+    assert_fit(cuda, pool)
+    assert [graph.handle for graph in cuda.graphs] == [handle, handle]
+    assert cuda.shares[handle] == 2
+
+
+def test_the_clean_up_ends_the_allocation_gives_back_the_share_and_rehearses(cuda, pool):
+    with pytest.raises(CaptureRefusal):
+        capture(pool, reads_a_scalar, torch.ones(2))
+    end = len(cuda.calls) - cuda.calls[::-1].index("end_allocation") - 1
+    assert cuda.names()[end:] == [
+        *("end_allocation", "release_pool", "reset", "synchronize", "synchronize"),
+        *("wait_stream", "synchronize", "empty_cache", "capture_begin", "capture_end", "wait_stream"),
+        *("reset", "synchronize"),
+    ]
+
+
+def test_without_the_clean_up_the_next_capture_would_fail(cuda, pool, monkeypatch):
+    # Shows that the fake breaks as torch does, and hence that the tests above prove something.
+    monkeypatch.setattr("pytest_cudagraph.backends.cuda.recording.recover", lambda *args, **kwargs: None)
+    with pytest.raises(CaptureRefusal):
+        capture(pool, reads_a_scalar, torch.ones(2))
+    with pytest.raises(RuntimeError, match="captures_underway"):
+        capture(pool, fine, torch.ones(2))
+
+
+def test_an_error_of_the_models_own_leaves_nothing_to_recover(cuda, pool):
+    def model(x):
+        if cuda.capturing:
+            raise ValueError("only while capturing")
+        return x + 1
+
+    with pytest.raises(CaptureRefusal) as raised:
+        capture(pool, model, torch.ones(2))
+    assert raised.value.text == "ValueError: only while capturing"
+    assert raised.value.hazard == "unknown-op"
+    assert raised.value.site.line == model.__code__.co_firstlineno + 2
+    assert "end_allocation" not in cuda.names()
+    assert_fit(cuda, pool)
+
+
+def test_a_refusal_that_the_model_swallowed_is_found_at_the_end_of_the_capture(cuda, pool):
+    def model(x):
+        try:
+            return x * x.sum().item()
+        except RuntimeError:
+            return x
+
+    with pytest.raises(CaptureRefusal) as raised:
+        capture(pool, model, torch.ones(2))
+    assert raised.value.text == "operation failed due to a previous error during capture"
+    assert raised.value.hazard == "host-sync"
+    assert raised.value.site.line == model.__code__.co_firstlineno + 2
+    assert_fit(cuda, pool)
+
+
+def test_an_echo_points_at_the_operation_refused_first(cuda, pool):
+    def model(x):
+        try:
+            return x * x.sum().item()
+        except RuntimeError:
+            raise RuntimeError(ECHO) from None
+
+    with pytest.raises(CaptureRefusal) as raised:
+        capture(pool, model, torch.ones(2))
+    assert raised.value.text == "operation failed due to a previous error during capture"
+    assert raised.value.hazard == "host-sync"
+    assert raised.value.site.line == model.__code__.co_firstlineno + 2
+    assert_fit(cuda, pool)
+
+
+def test_an_error_in_warm_up_is_the_models_own(cuda, pool):
+    def model(x):
+        raise ValueError("broken")
+
+    with pytest.raises(ValueError, match="broken"):
+        capture(pool, model, torch.ones(2))
+    assert "capture_begin" not in cuda.names()
+    assert_fit(cuda, pool)
+
+
+def test_an_interrupt_comes_through_and_leaves_the_process_fit(cuda, pool):
+    def model(x):
+        if cuda.capturing:
+            cuda.is_invalidated = True
+            raise KeyboardInterrupt
+        return x + 1
+
+    with pytest.raises(KeyboardInterrupt):
+        capture(pool, model, torch.ones(2))
+    assert_fit(cuda, pool)
+
+
+def test_an_error_of_this_package_comes_through_as_it_is(cuda, pool):
+    def model(x):
+        if cuda.capturing:
+            raise InputError("said by a graph inside the model")
+        return x + 1
+
+    with pytest.raises(InputError, match=r"^said by a graph inside the model$"):
+        capture(pool, model, torch.ones(2))
+    assert_fit(cuda, pool)
+
+
+@pytest.mark.parametrize("call", ["synchronize", "empty_cache", "capture_begin", "capture_end"])
+def test_whichever_call_fails_the_next_capture_succeeds(cuda, pool, call):
+    capture(pool, fine, torch.ones(2))
+    # The second capture's own calls: warm-up synchronises once before, and the memory reading empties once.
+    skipped = {"synchronize": 1, "empty_cache": 1}.get(call, 0)
+    cuda.failures[call] = [*[None] * skipped, RuntimeError("CUDA error: something else")]
+    with pytest.raises(CaptureRefusal, match=r"^something else"):
+        capture(pool, fine, torch.ones(2))
+    assert_fit(cuda, pool)
+
+
+def test_a_graph_that_cannot_be_instantiated_is_refused_and_released():
+    cuda = FakeCuda(keeps_graphs=True, failures={"instantiate": [RuntimeError("CUDA out of memory. Tried")]})
+    bindings = object()
+    with CudaBackend(cuda=cuda, device="cpu", bindings=bindings).pool() as pool:
+        with pytest.raises(CaptureRefusal, match=r"^CUDA out of memory\. Tried"):
+            capture(pool, fine, torch.ones(2))
+        assert (cuda.graphs, set(cuda.shares.values())) == ([], {0})
+
+
+def test_a_process_that_cannot_be_recovered_says_so_at_the_next_capture(cuda, pool):
+    cuda.failures["end_allocation"] = [RuntimeError("no such binding")]
+    with pytest.raises(CaptureRefusal, match=r"^operation not permitted"):
+        capture(pool, reads_a_scalar, torch.ones(2))
+    with pytest.raises(CaptureRefusal) as raised:
+        capture(pool, fine, torch.ones(2))
+    assert raised.value.text == (
+        f"an earlier capture was refused and left this process unable to capture ({UNDERWAY}); "
+        "run this test in a process of its own"
+    )
+
+
+def test_a_graph_whose_capture_never_ended_lives_on(cuda, pool):
+    before = len(recovery._NEVER_ENDED)
+    with pytest.raises(CaptureRefusal):
+        capture(pool, reads_a_scalar, torch.ones(2))
+    assert len(recovery._NEVER_ENDED) == before + 1
+
+
+def test_autocast_caches_again_after_a_refused_capture(pool):
+    with pytest.raises(CaptureRefusal):
+        capture(pool, reads_a_scalar, torch.ones(2))
+    assert torch.is_autocast_cache_enabled()
+
+
+@pytest.mark.parametrize(
+    ("text", "hazard"),
+    [
+        (
+            "Cannot copy between CPU and CUDA tensors during CUDA graph capture unless the CPU tensor is pinned.",
+            "host-data",
+        ),
+        ("Attempt to increase offset for a CUDA generator not in capture mode.", "rng"),
+        ("Cannot call CUDAGeneratorImpl::current_seed during CUDA graph capture.", "rng"),
+        ("Please ensure to utilize the CUDAGeneratorImpl::set_state_index method during capturing.", "rng"),
+        ("Expected all tensors to be on the same device, but found at least two devices", "foreign-tensor"),
+        (REFUSED, "host-sync"),
+        ("CUDA error: capturing stream has unjoined work", "unknown-op"),
+        ("CUDA error: dependency created on uncaptured work in another stream", "unknown-op"),
+        ("CUDA out of memory. Tried to allocate 2.00 GiB.", "unknown-op"),
+    ],
+)
+def test_texts_of_torch_and_cuda_become_hazards(text, hazard):
+    refusal = refusal_of(RuntimeError(text))
+    assert refusal.hazard == hazard
+    assert refusal.text == text.splitlines()[0].removeprefix("CUDA error: ")
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (RuntimeError(""), "RuntimeError"),
+        (ValueError("no\nmore"), "ValueError: no"),
+        (RuntimeError("CUDA error: device-side assert triggered\nadvice"), "device-side assert triggered"),
+    ],
+)
+def test_a_refusal_speaks_in_one_line(error, text):
+    assert text_of(error) == text
+
+
+def test_the_site_is_none_when_only_torch_is_in_the_traceback():
+    assert sys.modules["torch"] is torch
+    assert refusal_of(RuntimeError("never raised")).site is None

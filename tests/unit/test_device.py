@@ -1,0 +1,186 @@
+"""Which device a run gets, and what it is told when there is none."""
+
+import sys
+import warnings
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from pytest_cudagraph import device, environment
+from pytest_cudagraph.device import Choice, choose, describe
+from pytest_cudagraph.errors import DeviceUnavailable
+
+REASON_BY_NAME = "the CPU was chosen by name: its own latencies are judged"
+
+
+class FakeNvml:
+    """``pynvml`` with a driver of so many GPUs; ``failing`` names the calls that raise."""
+
+    class NVMLError(Exception):
+        pass
+
+    def __init__(self, count=1, failing=()):
+        self.count, self.failing, self.open = count, failing, 0
+
+    def _answer(self, name, value):
+        if name in self.failing:
+            raise self.NVMLError(f"{name} fails")
+        return value
+
+    def nvmlInit(self):
+        self._answer("nvmlInit", None)
+        self.open += 1
+
+    def nvmlShutdown(self):
+        self.open -= 1
+
+    def nvmlDeviceGetCount(self):
+        return self._answer("nvmlDeviceGetCount", self.count)
+
+    def nvmlSystemGetDriverVersion(self):
+        return self._answer("nvmlSystemGetDriverVersion", "580.159")
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """A torch with CUDA, and what it finds on the machine."""
+
+    def set_up(*, available, nvml, warning="", visible=None, first_operation=None):
+        def is_available():
+            if warning:
+                warnings.warn(warning, stacklevel=2)
+            return available
+
+        def ones(*shape, device):
+            if first_operation:
+                raise first_operation
+            return torch.zeros(shape)
+
+        monkeypatch.setattr(torch.version, "cuda", "12.8")
+        monkeypatch.setattr(torch.cuda, "is_available", is_available)
+        monkeypatch.setattr(torch, "ones", ones)
+        monkeypatch.setitem(sys.modules, "pynvml", nvml)
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        if visible is not None:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+
+    return set_up
+
+
+@pytest.fixture
+def no_cuda_build(monkeypatch):
+    monkeypatch.setattr(torch.version, "cuda", None)
+    monkeypatch.setattr(torch, "__version__", "2.13.0+cpu")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+@pytest.mark.parametrize("option", ["auto", "cuda"])
+def test_a_usable_gpu_is_chosen_and_judged(machine, option):
+    machine(available=True, nvml=FakeNvml())
+    assert choose(option, require_gpu=True) == Choice(kind="cuda", judged=True, reason="a GPU is there")
+
+
+def test_the_cpu_by_name_is_judged_without_looking_for_a_gpu(monkeypatch):
+    monkeypatch.setattr(device, "why_no_gpu", lambda: pytest.fail("nobody asked for a GPU"))
+    assert choose("cpu", require_gpu=False) == Choice(kind="cpu", judged=True, reason=REASON_BY_NAME)
+
+
+def test_the_cpu_by_name_passes_a_required_gpu_only_if_there_is_one(machine):
+    machine(available=True, nvml=FakeNvml())
+    assert choose("cpu", require_gpu=True).kind == "cpu"
+    machine(available=False, nvml=FakeNvml(0))
+    with pytest.raises(DeviceUnavailable):
+        choose("cpu", require_gpu=True)
+
+
+def test_auto_without_a_gpu_is_a_rehearsal_with_its_reason(no_cuda_build):
+    assert choose("auto", require_gpu=False) == Choice(
+        kind="cpu", judged=False, reason="rehearsal on the CPU: torch 2.13.0+cpu is built without CUDA"
+    )
+
+
+def test_a_device_nobody_knows_is_refused():
+    with pytest.raises(DeviceUnavailable) as raised:
+        choose("tpu", require_gpu=False)
+    assert str(raised.value) == "there is no device 'tpu'; devices are auto, cuda and cpu"
+
+
+def test_cuda_without_a_cuda_build_names_the_build_and_the_remedy(no_cuda_build):
+    with pytest.raises(DeviceUnavailable) as raised:
+        choose("cuda", require_gpu=False)
+    assert str(raised.value) == (
+        "the device cuda was asked for, and no GPU can be used\n"
+        "found: torch 2.13.0+cpu is built without CUDA; CUDA_VISIBLE_DEVICES is not set\n"
+        "install a CUDA build of torch (https://pytorch.org/get-started/locally); "
+        "--cudagraph-device=auto rehearses on the CPU"
+    )
+
+
+def test_a_required_gpu_is_asked_for_by_its_flag(no_cuda_build, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    with pytest.raises(DeviceUnavailable) as raised:
+        choose("auto", require_gpu=True)
+    assert str(raised.value).splitlines()[:2] == [
+        "--cudagraph-require-gpu asks for a GPU, and no GPU can be used",
+        "found: torch 2.13.0+cpu is built without CUDA; CUDA_VISIBLE_DEVICES='0'",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("found", "facts"),
+    [
+        ("no NVIDIA driver answers (nvmlInit fails)", {"nvml": FakeNvml(failing=["nvmlInit"])}),
+        ("the driver knows no GPU", {"nvml": FakeNvml(0)}),
+        ("the driver knows no GPU", {"nvml": FakeNvml(2, failing=["nvmlDeviceGetCount"])}),
+        (
+            "the driver knows of 2, but CUDA_VISIBLE_DEVICES='' lets torch see none",
+            {"nvml": FakeNvml(2), "visible": ""},
+        ),
+        (
+            "the driver knows of 1, but torch sees none: CUDA initialization: driver too old",
+            {
+                "nvml": FakeNvml(1),
+                "warning": "CUDA initialization: driver too old (Triggered internally)\nmore",
+            },
+        ),
+        ("the driver knows of 1, but torch sees none: it gives no reason", {"nvml": FakeNvml(1)}),
+    ],
+)
+def test_an_invisible_gpu_is_explained(machine, found, facts):
+    machine(available=False, **facts)
+    assert choose("auto", require_gpu=False).reason == f"rehearsal on the CPU: {found}"
+    assert facts["nvml"].open == 0
+
+
+def test_a_machine_without_pynvml_still_gets_its_answer(machine):
+    machine(available=False, nvml=None)
+    assert choose("auto", require_gpu=False).reason.startswith("rehearsal on the CPU: no NVIDIA driver answers (")
+
+
+def test_a_gpu_that_fails_at_its_first_operation_is_not_usable(machine):
+    error = RuntimeError("CUDA error: no kernel image is available for execution on the device\nadvice")
+    machine(available=True, nvml=FakeNvml(), first_operation=error)
+    with pytest.raises(DeviceUnavailable) as raised:
+        choose("cuda", require_gpu=False)
+    assert "its first operation failed: CUDA error: no kernel image is available" in str(raised.value)
+    assert "advice" not in str(raised.value)
+
+
+def test_the_cpu_is_described_by_the_hosts_facts():
+    found = describe("cpu")
+    assert found.hardware == ("cpu", environment.host_cpu_name())
+    assert (found.driver, found.cuda) == (None, None)
+    assert (found.torch, found.threads) == (torch.__version__, torch.get_num_threads())
+
+
+@pytest.mark.parametrize(
+    ("failing", "driver"), [((), "580.159"), (["nvmlInit"], None), (["nvmlSystemGetDriverVersion"], None)]
+)
+def test_a_gpu_is_described_with_its_driver_where_nvml_tells(machine, monkeypatch, failing, driver):
+    machine(available=True, nvml=FakeNvml(failing=failing))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(name="NVIDIA H200"))
+    found = describe("cuda")
+    assert (found.name, found.driver, found.cuda) == ("NVIDIA H200", driver, "12.8")
+    assert found.host_cpu == environment.host_cpu_name()

@@ -1,0 +1,305 @@
+"""What the monitor says of host and GPUs, and that nothing it cannot read stops anything."""
+
+import os
+import sys
+import warnings
+from types import SimpleNamespace
+
+import psutil
+import pytest
+import torch
+
+from pytest_cudagraph.monitor import GpuCard, GpuSample, HostSample, PerfCard, PerfMonitor
+
+UUID = "c4ec2d3e-0000-1111-2222-333344445555"
+GIB = 2**30
+
+
+class FakeClock:
+    resolution_ns = 1.0
+
+    def __init__(self):
+        self.now = 1_000
+
+    def now_ns(self):
+        return self.now
+
+
+class FakeNvml:
+    """``pynvml`` with one GPU, the second in NVML's own order; ``failing`` maps calls to errors."""
+
+    NVML_CLOCK_SM, NVML_TEMPERATURE_GPU = 1, 0
+    nvmlClocksEventReasonGpuIdle, nvmlClocksEventReasonSwPowerCap = 1, 4
+    nvmlClocksThrottleReasonHwThermalSlowdown = 64
+
+    class NVMLError(Exception):
+        pass
+
+    def __init__(self, failing=None, pids=()):
+        self.failing = failing or {}
+        self.pids = [*pids]
+        self.reasons = 1 | 4 | 64
+        self.clock = 1980
+        self.open = 0
+
+    def _answer(self, name, value):
+        if name in self.failing:
+            raise self.NVMLError(self.failing[name])
+        return value
+
+    def nvmlInit(self):
+        self._answer("nvmlInit", None)
+        self.open += 1
+
+    def nvmlShutdown(self):
+        self.open -= 1
+        self._answer("nvmlShutdown", None)
+
+    def nvmlDeviceGetHandleByUUID(self, uuid):
+        assert uuid == f"GPU-{UUID}"
+        return self._answer("nvmlDeviceGetHandleByUUID", "handle 1")
+
+    def nvmlDeviceGetClockInfo(self, handle, which):
+        assert (handle, which) == ("handle 1", 1)
+        return self._answer("nvmlDeviceGetClockInfo", self.clock)
+
+    def nvmlDeviceGetMaxClockInfo(self, handle, which):
+        return self._answer("nvmlDeviceGetMaxClockInfo", 1980)
+
+    def nvmlDeviceGetTemperature(self, handle, which):
+        return self._answer("nvmlDeviceGetTemperature", 61)
+
+    def nvmlDeviceGetPowerUsage(self, handle):
+        return self._answer("nvmlDeviceGetPowerUsage", 652_300)
+
+    def nvmlDeviceGetMemoryInfo(self, handle):
+        return self._answer("nvmlDeviceGetMemoryInfo", SimpleNamespace(used=3 * GIB))
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle):
+        return self._answer("nvmlDeviceGetComputeRunningProcesses", [SimpleNamespace(pid=pid) for pid in self.pids])
+
+    def nvmlDeviceGetCurrentClocksEventReasons(self, handle):
+        return self._answer("nvmlDeviceGetCurrentClocksEventReasons", self.reasons)
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle):
+        return self._answer("nvmlDeviceGetCurrentClocksThrottleReasons", self.reasons)
+
+
+EVERY_READING = {
+    name: "Not Supported"
+    for name in dir(FakeNvml)
+    if name.startswith("nvmlDeviceGet") and name != "nvmlDeviceGetHandleByUUID"
+}
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """One GPU that torch sees, read through the given NVML."""
+
+    def set_up(nvml):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+        properties = SimpleNamespace(name="NVIDIA H200", uuid=UUID)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
+        monkeypatch.setitem(sys.modules, "pynvml", nvml)
+        return nvml
+
+    return set_up
+
+
+@pytest.fixture
+def no_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+def watched():
+    with PerfMonitor() as watch:
+        pass
+    return watch.card
+
+
+def test_the_time_is_that_of_the_body_by_the_clock_handed_in(no_gpu):
+    clock = FakeClock()
+    with PerfMonitor(clock=clock) as watch:
+        clock.now += 2_500
+    assert watch.card.duration_ns == 2_500
+
+
+def test_readings_are_taken_before_after_and_on_demand(gpu):
+    nvml = gpu(FakeNvml())
+    with PerfMonitor() as watch:
+        nvml.clock = 1200
+        watch.sample()
+        nvml.clock = 1755
+    assert len(watch.card.host) == 3
+    assert [sample.sm_clock_mhz for sample in watch.card.gpus[0].samples] == [1980, 1200, 1755]
+
+
+def test_a_gpu_is_read_by_its_uuid_in_words_and_units(gpu):
+    nvml = gpu(FakeNvml(pids=[os.getpid(), 11, 12]))
+    card = watched()
+    sample = GpuSample(
+        sm_clock_mhz=1980,
+        temperature_c=61,
+        power_w=652.3,
+        memory_used_bytes=3 * GIB,
+        slowdowns=("power cap", "heat (hardware)"),
+        other_processes=2,
+    )
+    assert card.gpus == (GpuCard(index=0, name="NVIDIA H200", max_sm_clock_mhz=1980, samples=(sample, sample)),)
+    assert card.notes == ()
+    assert nvml.open == 0
+
+
+@pytest.mark.parametrize(("pids", "others"), [([], 0), ([7], 0), ([7, 8], 1), ([os.getpid()], 0)])
+def test_one_process_of_a_container_that_hides_numbers_is_taken_for_ours(gpu, pids, others):
+    gpu(FakeNvml(pids=pids))
+    assert watched().gpus[0].samples[0].other_processes == others
+
+
+def test_without_a_gpu_the_host_is_read_and_one_note_says_so(no_gpu):
+    card = watched()
+    assert card.gpus == ()
+    assert card.notes == ("no GPU readings: torch sees no GPU",)
+    assert card.peak_rss_bytes > 0
+
+
+def test_without_nvml_the_host_is_read_and_one_note_says_why(gpu):
+    gpu(FakeNvml({"nvmlInit": "NVML Shared Library Not Found"}))
+    assert watched().notes == ("no GPU readings: NVML Shared Library Not Found",)
+
+
+def test_a_reading_that_is_not_supported_is_left_out_with_one_note(gpu):
+    gpu(FakeNvml({"nvmlDeviceGetPowerUsage": "Not Supported", "nvmlDeviceGetTemperature": "Not Supported"}))
+    card = watched()
+    assert (card.gpus[0].samples[0].power_w, card.gpus[0].samples[0].sm_clock_mhz) == (None, 1980)
+    assert card.notes == ("GPU 0: no power, temperature (Not Supported)",)
+
+
+def test_a_reading_without_permission_is_left_out_beside_others(gpu):
+    refused = {"nvmlDeviceGetComputeRunningProcesses": "Insufficient Permissions"}
+    gpu(FakeNvml({**refused, "nvmlDeviceGetPowerUsage": "Not Supported"}))
+    card = watched()
+    assert card.gpus[0].samples[0].other_processes is None
+    assert not card.gpus[0].is_shared
+    assert set(card.notes) == {"GPU 0: no power (Not Supported)", "GPU 0: no processes (Insufficient Permissions)"}
+
+
+def test_a_gpu_that_gets_lost_on_the_way_leaves_the_earlier_readings(gpu):
+    nvml = gpu(FakeNvml())
+    with PerfMonitor() as watch:
+        nvml.failing = dict.fromkeys(EVERY_READING, "GPU is lost")
+    first, last = watch.card.gpus[0].samples
+    assert first.sm_clock_mhz == 1980
+    assert last == GpuSample(
+        sm_clock_mhz=None,
+        temperature_c=None,
+        power_w=None,
+        memory_used_bytes=None,
+        slowdowns=(),
+        other_processes=None,
+    )
+    assert watch.card.notes == ("GPU 0: no power, memory, processes, clock, temperature, slowdowns (GPU is lost)",)
+
+
+def test_a_gpu_that_nvml_does_not_know_is_a_note(gpu):
+    gpu(FakeNvml({"nvmlDeviceGetHandleByUUID": "Not Found"}))
+    card = watched()
+    assert (card.gpus, card.notes) == ((), ("GPU 0: no readings (Not Found)",))
+
+
+def test_a_gpu_that_torch_cannot_describe_is_a_note(gpu, monkeypatch):
+    def fail(index):
+        raise RuntimeError("CUDA unknown error")
+
+    gpu(FakeNvml())
+    monkeypatch.setattr(torch.cuda, "get_device_properties", fail)
+    assert watched().notes == ("GPU 0: no readings (CUDA unknown error)",)
+
+
+def test_what_torch_warns_of_a_driver_does_not_reach_the_watched_code(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(warnings.warn("driver too old", stacklevel=1)))
+    assert watched().gpus == ()
+
+
+def test_an_older_driver_is_asked_by_the_older_name(gpu):
+    gpu(FakeNvml({"nvmlDeviceGetCurrentClocksEventReasons": "Function Not Found"}))
+    card = watched()
+    assert card.gpus[0].slowdowns == ("power cap", "heat (hardware)")
+    assert card.notes == ()
+
+
+def test_an_older_pynvml_costs_a_reading_and_no_more(gpu, monkeypatch):
+    monkeypatch.delattr(FakeNvml, "nvmlDeviceGetMemoryInfo")
+    gpu(FakeNvml())
+    card = watched()
+    assert card.gpus[0].samples[0].memory_used_bytes is None
+    assert card.notes == ("GPU 0: no memory (pynvml is too old)",)
+
+
+def test_nvml_that_does_not_shut_down_is_a_note(gpu):
+    gpu(FakeNvml({"nvmlShutdown": "Unknown Error"}))
+    assert watched().notes == ("NVML did not shut down (Unknown Error)",)
+
+
+def test_a_host_without_clock_or_load_is_read_as_far_as_it_goes(no_gpu, monkeypatch):
+    def refuse():
+        raise PermissionError("/sys/devices/system/cpu")
+
+    monkeypatch.setattr(psutil, "cpu_freq", refuse)
+    monkeypatch.delattr(psutil, "getloadavg")
+    sample = watched().host[0]
+    assert (sample.load_average, sample.cpu_mhz) == (None, None)
+    assert sample.rss_bytes > 0
+
+
+def test_the_card_is_there_only_after_the_block_even_if_it_raised(no_gpu):
+    monitor = PerfMonitor()
+    with pytest.raises(RuntimeError, match=r"^a PerfMonitor samples only inside its with block$"):
+        monitor.sample()
+    with monitor, pytest.raises(RuntimeError, match=r"^the card of a PerfMonitor is there once"):
+        _ = monitor.card
+    with pytest.raises(ValueError, match="body"), monitor:
+        raise ValueError("body")
+    assert len(monitor.card.host) == 2
+
+
+def gpu_sample(clock, temperature, power, used, slowdowns=(), others=0):
+    return GpuSample(
+        sm_clock_mhz=clock,
+        temperature_c=temperature,
+        power_w=power,
+        memory_used_bytes=used,
+        slowdowns=slowdowns,
+        other_processes=others,
+    )
+
+
+def test_a_card_in_words(golden):
+    hosts = [
+        HostSample(load_average=0.5, cpu_mhz=2300.0, rss_bytes=512 * 2**20),
+        HostSample(load_average=1.0, cpu_mhz=2300.0, rss_bytes=700 * 2**20),
+        HostSample(load_average=1.204, cpu_mhz=2300.0, rss_bytes=600 * 2**20),
+    ]
+    busy = [
+        gpu_sample(1980, 45, 120.0, GIB),
+        gpu_sample(1500, 70, 690.0, 3 * GIB, ("power cap", "heat (hardware)"), others=2),
+        gpu_sample(1755, 61, 652.3, 3 * GIB, ("power cap",), others=1),
+    ]
+    silent = [gpu_sample(None, None, None, None, others=None)] * 2
+    card = PerfCard(
+        duration_ns=1_234_000_000,
+        host=tuple(hosts),
+        gpus=(
+            GpuCard(index=0, name="NVIDIA H200", max_sm_clock_mhz=1980, samples=tuple(busy)),
+            GpuCard(index=1, name="NVIDIA T4", max_sm_clock_mhz=None, samples=tuple(silent)),
+        ),
+        notes=("GPU 1: no clock, temperature, power, memory (Insufficient Permissions)",),
+    )
+    bare = PerfCard(
+        duration_ns=5_000_000,
+        host=(HostSample(load_average=None, cpu_mhz=None, rss_bytes=2**20),),
+        notes=("no GPU readings: torch sees no GPU",),
+    )
+    golden("perf-card.txt", "\n".join([*card.lines(), "", *bare.lines()]))
