@@ -1,0 +1,107 @@
+"""The twin as a backend: warm up, record, hand out a graph."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from pytest_cudagraph.backends.cpu.graph import CpuGraph
+from pytest_cudagraph.backends.cpu.intake import CpuInputs
+from pytest_cudagraph.backends.outputs import check_output
+from pytest_cudagraph.backends.cpu.recording import record
+from pytest_cudagraph.backends.cpu.region import CpuRegion
+from pytest_cudagraph.backends.cpu.tape import Tape
+from pytest_cudagraph.protocols import EventTimer, Model
+from pytest_cudagraph.values import Kind, Receipt
+
+# As many as torch.cuda.make_graphed_callables runs: compilers and first-call caches have settled by then.
+_WARMUPS = 3
+
+
+class CpuBackend:
+    """See :class:`~pytest_cudagraph.protocols.Backend`."""
+
+    kind: Kind = "cpu"
+    device: str = "cpu"
+
+    def synchronize(self) -> None:
+        """Nothing to wait for: a call on the CPU has ended when it returns."""
+
+    def running(self) -> AbstractContextManager[None]:
+        """Inference mode."""
+        return torch.inference_mode()
+
+    def pool(self) -> CpuPool:
+        """The graphs of one model."""
+        return CpuPool()
+
+    def region(self, call: Callable[..., Any], label: str) -> CpuRegion:
+        """Make compiled code one step of a tape; its executions are counted, also those that replays make."""
+        return CpuRegion(call, label)
+
+    def event_timer(self) -> EventTimer | None:
+        """None: a CPU has no events."""
+        return None
+
+    def rng_state(self) -> torch.Tensor:
+        """The state of the default CPU generator."""
+        return torch.get_rng_state()
+
+    def set_rng_state(self, state: torch.Tensor) -> None:
+        """Put back what :meth:`rng_state` gave."""
+        torch.set_rng_state(state)
+
+
+class CpuPool:
+    """The graphs of one model. They share no memory: a CPU's allocator keeps no pool."""
+
+    def __init__(self) -> None:
+        self._graphs: list[CpuGraph] = []
+
+    def capture(self, model: Model, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, batch_size: int) -> CpuGraph:
+        """Warm up and record one call of ``model``; see :class:`~pytest_cudagraph.protocols.GraphPool`.
+
+        Raises :class:`~pytest_cudagraph.errors.CaptureRefusal`, or
+        :class:`~pytest_cudagraph.errors.InputError` for an output that a graph cannot give.
+        """
+        inputs = CpuInputs(args, kwargs)
+        with torch.inference_mode():
+            for _ in range(_WARMUPS):
+                static_args, static_kwargs = inputs.arguments()
+                check_output(model(*static_args, **static_kwargs))
+                inputs.load(args, kwargs)  # a model may have written to its inputs
+            started_ns = time.perf_counter_ns()
+            tape, output = record(model, *inputs.arguments())
+            tensors = check_output(output)
+        receipt = _receipt(tape, inputs, batch_size, time.perf_counter_ns() - started_ns)
+        owned = tape.ledger.made_among(tensors)
+        graph = CpuGraph(steps=tape.steps, inputs=inputs, output=output, owned=owned, receipt=receipt)
+        self._graphs.append(graph)
+        return graph
+
+    def close(self) -> None:
+        """Close every graph."""
+        while self._graphs:
+            self._graphs.pop().close()
+
+    def __enter__(self) -> CpuPool:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+
+def _receipt(tape: Tape, inputs: CpuInputs, batch_size: int, capture_ns: int) -> Receipt:
+    return Receipt(
+        batch_size=batch_size,
+        operations=tape.operations,
+        kernels=tape.kernel_names.total(),
+        kernel_names=dict(tape.kernel_names),
+        opaque_regions=tape.opaque_regions,
+        capture_ns=capture_ns,
+        memory_bytes=tape.ledger.size_bytes + inputs.bytes,
+    )
