@@ -1,0 +1,87 @@
+"""``torch.compile`` for one batch size, every compiled graph a region of the backend."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from pytest_cudagraph.protocols import Backend, CompiledRegion, Model
+
+_MANY = 1024
+"""Compilations allowed per code object; PyTorch's own limit of 8 means eager, without a word, from the ninth on."""
+
+
+class RegionCompiler:
+    """A ``torch.compile`` backend: Inductor without its own CUDA graphs, its results wrapped as regions."""
+
+    def __init__(self, backend: Backend, label: str) -> None:
+        self.regions: list[CompiledRegion] = []
+        self._backend = backend
+        self._label = label
+
+    def __call__(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        from torch._functorch import config as functorch_config
+        from torch._inductor.compile_fx import compile_fx
+
+        # A graph served from the AOTAutograd cache would bypass the wrapping, and so the count of executions.
+        with functorch_config.patch(enable_autograd_cache=False):
+            compiled: Any = compile_fx(
+                graph, inputs, inner_compile=self._compile, config_patches={"triton.cudagraphs": False}
+            )
+        boxed: Callable[..., Any] = compiled
+        return boxed
+
+    def _compile(self, graph: torch.fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
+        from torch._inductor.compile_fx import compile_fx_inner
+
+        code: Any = compile_fx_inner(graph, inputs, **options)
+        region = self._backend.region(lambda *tensors: code(list(tensors)), f"{self._label} {len(self.regions) + 1}")
+        self.regions.append(region)
+        return _boxed(region)
+
+
+def _boxed(region: CompiledRegion) -> Callable[[list[Any]], Any]:
+    """Inductor's calling convention: one list, emptied by the callee so that inputs can be freed early."""
+
+    def call(inputs: list[Any]) -> Any:
+        arguments = tuple(inputs)
+        inputs.clear()
+        return region(*arguments)
+
+    call._boxed_call = True  # type: ignore[attr-defined]
+    return call
+
+
+def compile_lazily(model: Model, compiler: RegionCompiler) -> Model:
+    """The model under ``torch.compile``, to be compiled by its first call inside :func:`patient`."""
+    compiled: Model = torch.compile(_own_frame(model), backend=compiler, dynamic=False, fullgraph=False)
+    return compiled
+
+
+def _own_frame(model: Model) -> Model:
+    """``model`` behind a code object of its own.
+
+    TorchDynamo keeps compiled code, its limits and its permanent skips per code object, and ``forward`` is shared by
+    all instances of a class: one batch size, one test, would use up what another one needs.
+    """
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return model(*args, **kwargs)
+
+    return types.FunctionType(call.__code__.replace(), call.__globals__, call.__name__, None, call.__closure__)
+
+
+@contextmanager
+def patient() -> Iterator[None]:
+    """Let TorchDynamo compile as often as there are batch sizes, and raise what goes wrong."""
+    from torch._dynamo import config
+
+    limits = ("recompile_limit", "accumulated_recompile_limit")
+    older = ("cache_size_limit", "accumulated_cache_size_limit")
+    names = limits if hasattr(config, limits[0]) else older
+    with config.patch({**dict.fromkeys(names, _MANY), "suppress_errors": False}):
+        yield
