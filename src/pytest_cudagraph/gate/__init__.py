@@ -1,0 +1,22 @@
+"""What the facts of a batch size mean: pure functions from values to judgements.
+
+Each gives one sentence (found, allowed), its evidence and its remedy. Which batch size it is, and on which device, is
+for the report to say: the sentences here begin after "batch 8:".
+"""
+
+from pytest_cudagraph.gate.findings import judge_compile_failure, judge_finding
+from pytest_cudagraph.gate.latency import judge_baseline
+from pytest_cudagraph.gate.proof import judge_agreement, judge_capture, refused
+from pytest_cudagraph.gate.speedup import judge_speedup
+from pytest_cudagraph.gate.structure import judge_structure
+
+__all__ = [
+    "judge_agreement",
+    "judge_baseline",
+    "judge_capture",
+    "judge_compile_failure",
+    "judge_finding",
+    "judge_speedup",
+    "judge_structure",
+    "refused",
+]

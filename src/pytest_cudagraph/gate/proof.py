@@ -1,0 +1,73 @@
+"""Whether there is a graph at all, and whether it computes what eager computes."""
+
+from __future__ import annotations
+
+from pytest_cudagraph.errors import CaptureRefusal
+from pytest_cudagraph.units import bytes_text, plural, seconds_text
+from pytest_cudagraph.values import Agreement, Disagreement, Judgement, Receipt, Verdict
+
+
+def judge_agreement(found: Agreement | Disagreement) -> Judgement:
+    """Wrong if any replay differed from eager in an output or in state."""
+    if isinstance(found, Disagreement):
+        return _disagreement(found)
+    exactly = "bit for bit" if found.bit_exact else "within tolerance"
+    evidence = [*found.notes]
+    if not found.eager_repeatable:
+        evidence.append("eager itself did not give the same bits twice")
+    if found.not_compared:
+        evidence.append(f"not compared: {', '.join(found.not_compared)}")
+    return Judgement(
+        gate="check",
+        verdict=Verdict.PASSED,
+        reason=f"replay equals eager {exactly} in {plural(found.replays, 'replay')}: "
+        f"{plural(found.leaves, 'output tensor')}, {plural(found.state_tensors, 'state tensor')}",
+        evidence=tuple(evidence),
+    )
+
+
+def _disagreement(found: Disagreement) -> Judgement:
+    remedy = f"the audit names the cause and its fix: {found.finding_id}" if found.finding_id else ""
+    return Judgement(
+        gate="check",
+        verdict=Verdict.WRONG,
+        reason=f"replay differs from eager in {found.where}: {found.message}",
+        evidence=found.evidence,
+        remedy=remedy,
+    )
+
+
+def judge_capture(receipt: Receipt) -> Judgement:
+    """Passed with the receipt's figures; not captured if the graph holds nothing that a replay could do."""
+    if receipt.kernels == 0:
+        return Judgement(
+            gate="capture",
+            verdict=Verdict.NOT_CAPTURED,
+            reason="the captured graph is empty: a replay launches no kernel",
+            remedy="give the fixture a callable that computes on its inputs with torch",
+        )
+    size = "" if receipt.kernels is None else f"{plural(receipt.kernels, 'kernel')}, "
+    memory = "" if receipt.memory_bytes is None else f"{bytes_text(receipt.memory_bytes)}, "
+    regions = receipt.opaque_regions
+    counted = "counts as one kernel" if regions == 1 else "count as one kernel each"
+    return Judgement(
+        gate="capture",
+        verdict=Verdict.PASSED,
+        reason=f"captured: {size}{memory}{seconds_text(receipt.capture_ns)}",
+        evidence=(f"{plural(regions, 'compiled region')} {counted}",) if regions else (),
+    )
+
+
+def refused(refusal: CaptureRefusal, *, fix: str = "") -> Judgement:
+    """Not captured, in CUDA's words, with the user's line; ``fix`` is the catalogue's remedy for the hazard."""
+    evidence = [f"hazard {refusal.hazard}"]
+    if refusal.site is not None:
+        evidence.append(f"at {refusal.site}")
+    operation = f" in {refusal.operation}" if refusal.operation else ""
+    return Judgement(
+        gate="capture",
+        verdict=Verdict.NOT_CAPTURED,
+        reason=f"the capture was refused{operation}: {refusal.text}",
+        evidence=tuple(evidence),
+        remedy=fix,
+    )

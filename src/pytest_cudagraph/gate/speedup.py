@@ -1,0 +1,107 @@
+"""The ratio gate: eager over replay, against what the test asks for."""
+
+from __future__ import annotations
+
+import math
+
+from pytest_cudagraph.gate.wording import found_text, moved_text, timing_text
+from pytest_cudagraph.units import factor_text, percent_text, seconds_text
+from pytest_cudagraph.values import DeviceInfo, Interval, Judgement, NoBaseline, SavedBatch, Timing, Verdict
+
+_THRESHOLD_ZONE = 0.02
+"""An interval this close to the target on both sides is *at* it: no amount of measuring makes that a yes or a no."""
+
+_SUGGESTION_STEP = 0.05
+"""What a marker suggests is rounded down to this: tighter than speedups of a CPU-bound eager arm stay."""
+
+
+def judge_speedup(
+    timing: Timing,
+    min_speedup: float,
+    *,
+    judged: bool,
+    why_not: str = "",
+    batch_size: int | None = None,
+    baseline: SavedBatch | NoBaseline | None = None,
+    device: DeviceInfo | None = None,
+    disturbance: str = "",
+) -> Judgement:
+    """What the evidence of ``timing``, collected against ``min_speedup``, means.
+
+    ``disturbance`` (a throttled or shared GPU) makes a decision inconclusive. With ``device`` and a baseline of the
+    same hardware, the evidence says which side moved. Raises :class:`ValueError` if ``timing`` was taken against
+    another target.
+    """
+    evidence = _evidence(timing, min_speedup, baseline, device)
+    if not judged:
+        reason = f"speed is not judged: {why_not}"
+        evidence = (found_text(timing), *evidence)
+        return Judgement(gate="speedup", verdict=Verdict.NOT_JUDGED, reason=reason, evidence=evidence)
+    if timing.target_ratio != min_speedup:
+        raise ValueError(f"the timing was taken against {timing.target_ratio}, and cannot be judged by {min_speedup}")
+    reason = f"{found_text(timing)}; this test asks for {factor_text(min_speedup)}"
+    if disturbance:
+        return Judgement(
+            gate="speedup",
+            verdict=Verdict.INCONCLUSIVE,
+            reason=f"{reason}; not decided: {disturbance}",
+            evidence=evidence,
+            remedy="run again on a quiet device",
+        )
+    if timing.decision == "pass":
+        return Judgement(gate="speedup", verdict=Verdict.PASSED, reason=reason, evidence=evidence)
+    if timing.decision == "fail":
+        remedy = _accept(timing.speedup, batch_size)
+        return Judgement(gate="speedup", verdict=Verdict.FAILED, reason=reason, evidence=evidence, remedy=remedy)
+    return _undecided(timing, min_speedup, evidence, _accept(timing.speedup, batch_size))
+
+
+def _undecided(timing: Timing, min_speedup: float, evidence: tuple[str, ...], accept: str) -> Judgement:
+    if _at_threshold(timing.speedup, min_speedup):
+        reason = f"{found_text(timing)}: at the threshold of {factor_text(min_speedup)}"
+        advice = "more time will not decide it"
+    else:
+        spent = seconds_text(timing.measure_ns)
+        reason = f"{found_text(timing)}; this test asks for {factor_text(min_speedup)}: not decided within {spent}"
+        advice = "to decide: a larger --cudagraph-time-budget"
+        if math.isfinite(timing.detectable_ratio):
+            found = percent_text(timing.detectable_ratio)
+            evidence = (*evidence, f"a run this long finds a difference of {found} in 80 of 100 cases")
+    remedy = "; ".join(text for text in (advice, accept) if text)
+    return Judgement(gate="speedup", verdict=Verdict.INCONCLUSIVE, reason=reason, evidence=evidence, remedy=remedy)
+
+
+def _at_threshold(speedup: Interval, min_speedup: float) -> bool:
+    lowest, highest = min_speedup * (1 - _THRESHOLD_ZONE), min_speedup * (1 + _THRESHOLD_ZONE)
+    return lowest <= speedup.low and speedup.high <= highest
+
+
+def _evidence(
+    timing: Timing, min_speedup: float, baseline: SavedBatch | NoBaseline | None, device: DeviceInfo | None
+) -> tuple[str, ...]:
+    lines = [timing_text(timing, device)]
+    attainable = _attainable_ratio(timing)
+    if attainable is not None and attainable < min_speedup:
+        realised = factor_text(timing.speedup.estimate)
+        lines.append(f"{realised} of at most {factor_text(attainable)}: compute-bound")
+    if isinstance(baseline, SavedBatch) and device is not None and baseline.device.hardware == device.hardware:
+        lines.append(moved_text(timing, baseline))
+    return (*lines, *timing.notes)
+
+
+def _attainable_ratio(timing: Timing) -> float | None:
+    """Eager over the device's own time for the replay: the speedup if launching cost nothing at all."""
+    if timing.device_replay is None or timing.device_replay.median_ns <= 0:
+        return None
+    # Events have their own cost: what was realised was attainable.
+    return max(timing.eager.median_ns / timing.device_replay.median_ns, timing.speedup.estimate)
+
+
+def _accept(speedup: Interval, batch_size: int | None) -> str:
+    """The marker line that the measured speedup would meet with room to spare; nothing if there is none above 0."""
+    steps = math.floor(speedup.low / _SUGGESTION_STEP + 1e-9)
+    if steps < 1:
+        return ""
+    value = f"{steps * _SUGGESTION_STEP:.2f}"
+    argument = value if batch_size is None else f"{{{batch_size}: {value}}}"
+    return f"to accept: @pytest.mark.graph_speedup(min={argument})"

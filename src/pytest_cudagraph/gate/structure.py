@@ -1,0 +1,80 @@
+"""The structure gate: how many kernels the graph holds. Exact, free of noise, the same on every machine of a kind."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from pytest_cudagraph.gate.wording import software_changes
+from pytest_cudagraph.units import plural
+from pytest_cudagraph.values import DeviceInfo, Judgement, NoBaseline, Receipt, SavedBatch, Verdict
+
+_NAMES_SHOWN = 5
+
+
+def judge_structure(
+    receipt: Receipt,
+    baseline: SavedBatch | NoBaseline,
+    max_new_kernels: int | None,
+    *,
+    device: DeviceInfo | None = None,
+) -> Judgement:
+    """Failed with more than ``max_new_kernels`` kernels over the baseline; None: shown only.
+
+    Counts of different kinds of device (operations on the twin, kernel nodes on CUDA) are not compared: give
+    ``device`` to have that checked, and changes of software named.
+    """
+    if receipt.kernels is None:
+        return _uncounted("this backend does not count kernels", max_new_kernels)
+    found = plural(receipt.kernels, "kernel")
+    if isinstance(baseline, NoBaseline):
+        # A first run has nothing to be compared with, and must not stay unproved for that.
+        asked = max_new_kernels if baseline.comparison == "not-comparable" else None
+        return _uncounted(f"{found}, not compared: {baseline.reason}", asked)
+    if baseline.kernels is None:
+        return _uncounted(f"{found}; the baseline holds no count", max_new_kernels)
+    if device is not None and device.kind != baseline.device.kind:
+        return _uncounted(f"{found}, not compared: the baseline is of {baseline.device.kind}", max_new_kernels)
+    evidence = () if device is None else software_changes(baseline.device, device)
+    return _compared(receipt, baseline.kernels, baseline.kernel_names, max_new_kernels, evidence)
+
+
+def _compared(
+    receipt: Receipt, before: int, names_before: Mapping[str, int], max_new: int | None, evidence: tuple[str, ...]
+) -> Judgement:
+    after = receipt.kernels or 0
+    changes = _changes_text(names_before, receipt.kernel_names)
+    same = before == after
+    reason = f"{plural(after, 'kernel')}, as in the baseline" if same else f"{before} -> {plural(after, 'kernel')}"
+    if changes:
+        reason += f"{', but not the same' if same else ''}: {changes}"
+    if not changes and same:
+        evidence = ()
+    if max_new is None or after - before <= max_new:
+        return Judgement(gate="structure", verdict=Verdict.PASSED, reason=reason, evidence=evidence)
+    allowed = "no new one" if max_new == 0 else f"{max_new} new"
+    return Judgement(
+        gate="structure",
+        verdict=Verdict.FAILED,
+        reason=f"{reason}; this test allows {allowed}",
+        evidence=evidence,
+        remedy=f"to accept: @pytest.mark.graph_speedup(max_new_kernels={after - before}), or --cudagraph-update",
+    )
+
+
+def _changes_text(before: Mapping[str, int], after: Mapping[str, int]) -> str:
+    """``+16 aten.mul, -1 aten.add``: the largest changes first, a few of them."""
+    difference = Counter(after)
+    difference.subtract(before)
+    changed = sorted(
+        ((count, name) for name, count in difference.items() if count), key=lambda item: (-abs(item[0]), item[1])
+    )
+    shown = [f"{count:+d} {name}" for count, name in changed[:_NAMES_SHOWN]]
+    hidden = len(changed) - len(shown)
+    return ", ".join([*shown, f"and {hidden} more"] if hidden else shown)
+
+
+def _uncounted(reason: str, max_new_kernels: int | None) -> Judgement:
+    """No comparison: no failure, and no pass either where the test asks for one."""
+    verdict = Verdict.PASSED if max_new_kernels is None else Verdict.NOT_JUDGED
+    return Judgement(gate="structure", verdict=verdict, reason=reason)

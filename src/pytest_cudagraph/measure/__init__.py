@@ -1,0 +1,141 @@
+"""Time eager against replay, interleaved, until the evidence is in or the budget is out.
+
+Inside one timed interval: synchronise, read the clock, call, synchronise, read the clock. The hard bound is kept here,
+outside the stopping rule: nothing is started whose expected end lies beyond it (docs/statistics.md).
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from pytest_cudagraph import stats, stopping
+from pytest_cudagraph.measure.sampling import Progress, Sampling
+from pytest_cudagraph.measure.timer import ArmName, Bounds, Call, PerfCounterClock, Timer
+from pytest_cudagraph.measure.warmup import warm_up
+from pytest_cudagraph.protocols import Clock, EventTimer, StoppingRule
+from pytest_cudagraph.units import percent_text, seconds_text
+from pytest_cudagraph.values import Block, Timing
+
+__all__ = ["Arms", "Bounds", "PerfCounterClock", "measure"]
+
+_EVENT_SAMPLES = 7
+_NOTABLE_DRIFT_RATIO = 1.10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arms:
+    """What is timed: calls without arguments, on inputs that are ready. ``compiled`` is shown, never judged."""
+
+    eager: Call
+    replay: Call
+    compiled: Call | None = None
+
+
+def measure(
+    arms: Arms,
+    *,
+    clock: Clock,
+    rule: StoppingRule,
+    bounds: Bounds,
+    seed: int,
+    synchronize: Call = lambda: None,
+    prepare: Call | None = None,
+    event_timer: EventTimer | None = None,
+    progress: Progress | None = None,
+) -> Timing:
+    """Interleave eager and replay in random order until ``rule`` has finished or the time is out.
+
+    Always gives a :class:`~pytest_cudagraph.values.Timing`: one that did not get far is ``open`` and says so in its
+    notes. Latencies are per call. ``prepare`` is called before every sample, outside its interval: where calls move
+    state on (a cache, a position), it brings both arms back to the same step. The automatic garbage collector rests
+    meanwhile and is put back also when an arm raises; what an arm raises passes through. A single call that
+    outlasts the bound cannot be interrupted.
+    """
+    calls: dict[ArmName, Call] = {"eager": arms.eager, "replay": arms.replay}
+    if arms.compiled is not None:
+        calls["compiled"] = arms.compiled
+    timer = Timer(calls=calls, clock=clock, synchronize=synchronize, bounds=bounds, prepare=prepare)
+    with _garbage_collector_at_rest():
+        warm_ns = warm_up(timer)
+        sampling = Sampling(timer=timer, rule=rule, rng=random.Random(seed), warm_ns=warm_ns)
+        sampling.run(progress)
+        device_ns = _event_samples(event_timer, timer, sampling.expected_ns[True])
+    return _timing(sampling, device_ns, seed)
+
+
+@contextmanager
+def _garbage_collector_at_rest() -> Iterator[None]:
+    """Collect now, and not while timing: a collection costs milliseconds and falls on whichever arm runs."""
+    was_enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _event_samples(event_timer: EventTimer | None, timer: Timer, expected_ns: float) -> list[float]:
+    """A few readings of the replay by device events, after the measurement and within its bound.
+
+    ``expected_ns`` is a generous guess of how long the first takes.
+    """
+    samples_ns: list[float] = []
+    if event_timer is None:
+        return samples_ns
+    while len(samples_ns) < _EVENT_SAMPLES and timer.elapsed_ns + expected_ns <= timer.bounds.extended_ns:
+        begin_ns = timer.elapsed_ns
+        if timer.prepare is not None:
+            timer.prepare()
+        samples_ns.append(event_timer.time_ns(timer.calls["replay"]))
+        expected_ns = timer.elapsed_ns - begin_ns
+    return samples_ns
+
+
+def _timing(sampling: Sampling, device_ns: Sequence[float], seed: int) -> Timing:
+    """Sum up; where not even one quad fitted, the warm-up's calls are all there is."""
+    timer, rule, blocks = sampling.timer, sampling.rule, sampling.blocks
+    measure_ns = timer.elapsed_ns  # read before the interval is computed, which is no measuring
+    measured = bool(blocks)
+    if not measured:
+        blocks = [Block(eager_ns=min(sampling.warm_ns["eager"]), replay_ns=min(sampling.warm_ns["replay"]))]
+    log_ratios = [math.log(block.eager_ns / block.replay_ns) for block in blocks]
+    noise_ratio = stats.spread(log_ratios)
+    latency = {n: stats.latency_summary(s or sampling.warm_ns[n]) for n, s in sampling.samples_ns.items()}
+    drift_ratio = stats.drift_ratio([block.eager_ns for block in blocks])
+    return Timing(
+        eager=latency["eager"],
+        replay=latency["replay"],
+        compiled=latency.get("compiled"),
+        device_replay=stats.latency_summary(device_ns) if device_ns else None,
+        speedup=stats.speedup_interval(log_ratios, stopping.evidence, boundary_ratio=rule.boundary_ratio),
+        decision=rule.decision,
+        target_ratio=rule.target_ratio,
+        blocks=len(blocks),
+        noise_ratio=noise_ratio,
+        detectable_ratio=stats.detectable_ratio(noise_ratio, len(blocks)),
+        measure_ns=measure_ns,
+        seed=seed,
+        extended=timer.extended,
+        drift_ratio=drift_ratio,
+        inner_calls=timer.inner_calls,
+        notes=_notes(timer, measured, drift_ratio),
+    )
+
+
+def _notes(timer: Timer, measured: bool, drift_ratio: float) -> tuple[str, ...]:
+    notes = []
+    if not measured:
+        bound = seconds_text(timer.bounds.extended_ns)
+        notes.append(f"the time budget of {bound} left no room for timed samples: these are the calls of the warm-up")
+    if max(drift_ratio, 1 / drift_ratio) > _NOTABLE_DRIFT_RATIO:
+        change = percent_text(abs(drift_ratio - 1.0))
+        direction = "slower" if drift_ratio > 1.0 else "faster"
+        notes.append(f"eager became {change} {direction} during the measurement; pairing keeps that out of the speedup")
+    return tuple(notes)

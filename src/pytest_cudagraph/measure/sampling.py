@@ -1,0 +1,115 @@
+"""Randomised blocks of eager and replay, until the rule has finished or the bound is near."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from pytest_cudagraph import stats
+from pytest_cudagraph.measure.timer import ArmName, Timer, inner_calls
+from pytest_cudagraph.measure.warmup import WINDOW
+from pytest_cudagraph.protocols import StoppingRule
+from pytest_cudagraph.values import Block
+
+Progress = Callable[[float, float], None]
+"""Told after each block: the time spent so far and the hard bound, in ns. Never called inside a timed interval."""
+
+_BLOCK_NS = 1_000_000
+"""A block spreads over about a millisecond of pairs: shorter than drift, long enough for an order statistic."""
+
+_LONG_PAIR_NS = 25_000_000
+_COMPILED_PER_BLOCK = 2
+
+_EAGER_FIRST: tuple[ArmName, ...] = ("eager", "replay", "replay", "eager")
+_REPLAY_FIRST: tuple[ArmName, ...] = ("replay", "eager", "eager", "replay")
+
+
+def block_size(pair_ns: float) -> int:
+    """Samples per arm and block: even, 4 to 32; 2 for calls so long that a block would take seconds."""
+    if pair_ns > _LONG_PAIR_NS:
+        return 2
+    return min(max(2 * round(_BLOCK_NS / pair_ns / 2), 4), 32)
+
+
+def _settle_inner_calls(timer: Timer, level_ns: dict[ArmName, float]) -> int:
+    """Lengthen the samples until the clock is good enough for them; refines ``level_ns``, the time per call.
+
+    Takes a second look after lengthening: a single short call reads no less than the clock's resolution.
+    """
+    if timer.prepare is not None:
+        # A second call in the same interval would start from another state than the first.
+        return timer.inner_calls
+    needed = inner_calls(timer.clock, min(level_ns["eager"], level_ns["replay"]))
+    while needed > 1.5 * timer.inner_calls:
+        timer.inner_calls = needed
+        level_ns["eager"], level_ns["replay"] = timer.sample_ns("eager"), timer.sample_ns("replay")
+        needed = inner_calls(timer.clock, min(level_ns["eager"], level_ns["replay"]))
+    return timer.inner_calls
+
+
+@dataclass(slots=True, kw_only=True)
+class Sampling:
+    """The interleaved blocks of one measurement."""
+
+    timer: Timer
+    rule: StoppingRule
+    rng: random.Random
+    warm_ns: Mapping[ArmName, Sequence[float]]
+    blocks: list[Block] = field(default_factory=list)
+    samples_ns: dict[ArmName, list[float]] = field(init=False)
+    quads: int = field(init=False)
+    expected_ns: dict[bool, float] = field(init=False)
+    """How long a quad (True) and a lone sample (False) took last."""
+
+    def __post_init__(self) -> None:
+        self.samples_ns = {name: [] for name in self.warm_ns}
+        level_ns = {name: min(samples[-WINDOW:]) for name, samples in self.warm_ns.items()}
+        repeats = _settle_inner_calls(self.timer, level_ns)
+        pair_ns = repeats * (level_ns["eager"] + level_ns["replay"])
+        self.quads = block_size(pair_ns) // 2
+        self.expected_ns = {True: 2 * pair_ns, False: repeats * level_ns.get("compiled", 0.0)}
+
+    def run(self, progress: Progress | None) -> None:
+        """Sample block after block until the rule has finished or nothing more fits into the bound."""
+        timer = self.timer
+        begin_ns = timer.elapsed_ns
+        while self._block() and not self.rule.is_finished(timer.elapsed_ns - begin_ns):
+            if progress is not None:
+                progress(timer.elapsed_ns, timer.bounds.extended_ns)
+
+    def _block(self) -> bool:
+        """Sample one block and hand it to the rule; False when the bound cut it short.
+
+        What is left of a cut block counts only when there is no other: a result must always come.
+        """
+        block_ns: dict[ArmName, list[float]] = {name: [] for name in self.samples_ns}
+        whole = all(self._step(names, block_ns) for names in self._plan())
+        for name, samples_ns in block_ns.items():
+            self.samples_ns[name] += samples_ns
+        if block_ns["eager"] and (whole or not self.blocks):
+            block = Block(
+                eager_ns=stats.quantile(block_ns["eager"], 0.25), replay_ns=stats.quantile(block_ns["replay"], 0.25)
+            )
+            self.blocks.append(block)
+            self.rule.add(block)
+        return whole
+
+    def _plan(self) -> list[tuple[ArmName, ...]]:
+        """The block's order: each quad by a fresh coin, so that no periodic cost can stay in step with one arm."""
+        plan = [_EAGER_FIRST if self.rng.random() < 0.5 else _REPLAY_FIRST for _ in range(self.quads)]
+        for _ in range(_COMPILED_PER_BLOCK if "compiled" in self.samples_ns else 0):
+            plan.insert(self.rng.randrange(len(plan) + 1), ("compiled",))
+        return plan
+
+    def _step(self, names: tuple[ArmName, ...], block_ns: dict[ArmName, list[float]]) -> bool:
+        """Sample the arms in this order, if that still fits; judged by how long the same step took last."""
+        timer, is_quad = self.timer, len(names) > 1
+        if not timer.fits(self.expected_ns[is_quad]):
+            # A slow diagnostic arm is left out; it must not end the measurement of the others.
+            return not is_quad
+        begin_ns = timer.elapsed_ns
+        for name in names:
+            block_ns[name].append(timer.sample_ns(name))
+        self.expected_ns[is_quad] = timer.elapsed_ns - begin_ns
+        return True

@@ -1,0 +1,397 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from pytest_cudagraph.errors import CaptureRefusal
+from pytest_cudagraph.gate import (
+    judge_agreement,
+    judge_baseline,
+    judge_capture,
+    judge_speedup,
+    judge_structure,
+    refused,
+)
+from pytest_cudagraph.values import (
+    Agreement,
+    DeviceInfo,
+    Disagreement,
+    Interval,
+    Judgement,
+    Latency,
+    NoBaseline,
+    Receipt,
+    SavedBatch,
+    Site,
+    Timing,
+    Verdict,
+)
+
+US = 1e3
+
+H200 = DeviceInfo(
+    kind="cuda", name="NVIDIA H200", driver="580.159", cuda="13.0", torch="2.13.0", python="3.12.4",
+    host_cpu="AMD EPYC 9654", platform="Linux-6.8-x86_64", threads=16,
+)  # fmt: skip
+T4 = replace(H200, name="Tesla T4")
+TWIN = replace(H200, kind="cpu", name="AMD EPYC 9654", driver=None, cuda=None)
+
+NEW = NoBaseline(comparison="new", reason="no baseline holds test_mlp at batch 8 yet")
+OFF = NoBaseline(comparison="off", reason="no baseline was wanted")
+OTHER = NoBaseline(comparison="not-comparable", reason="the baseline is of Tesla T4, this run is on NVIDIA H200")
+
+
+def latency(median_us: float, q25_us: float | None = None) -> Latency:
+    q25_ns = (median_us if q25_us is None else q25_us) * US
+    return Latency(
+        samples=200,
+        minimum_ns=q25_ns,
+        q25_ns=q25_ns,
+        median_ns=median_us * US,
+        q75_ns=median_us * US,
+        q90_ns=median_us * US,
+    )
+
+
+def timed(low: float, estimate: float, high: float, decision: str, *, target: float | None = 1.15, **changes) -> Timing:
+    facts = {
+        "eager": latency(120.0), "replay": latency(112.1), "speedup": Interval(estimate=estimate, low=low, high=high),
+        "decision": decision, "target_ratio": target, "blocks": 34, "noise_ratio": 0.004, "detectable_ratio": 0.008,
+        "measure_ns": 900_000_000, "seed": 7,
+    }  # fmt: skip
+    return Timing(**facts | changes)
+
+
+def saved(eager_us=151.2, replay_us=112.4, *, device=H200, kernels=46, names=None, replay=None) -> SavedBatch:
+    return SavedBatch(
+        name="test_mlp", batch_size=8, eager=latency(eager_us), replay=replay or latency(replay_us), compiled=None,
+        speedup=Interval(estimate=1.35, low=1.33, high=1.37), kernels=kernels,
+        kernel_names={"aten.mul": 16, "aten.add": 30} if names is None else names, device=device,
+        saved_at="2026-11-01T00:00:00Z",
+    )  # fmt: skip
+
+
+def receipt(kernels: int | None = 46, **changes) -> Receipt:
+    facts = {"batch_size": 8, "operations": 60, "kernels": kernels, "capture_ns": 12_000_000, "memory_bytes": 41 << 20}
+    return Receipt(**{"kernel_names": {"aten.mul": 16, "aten.add": 30}} | facts | changes)
+
+
+def text(judgement: Judgement) -> str:
+    lines = [f"{judgement.gate} {judgement.verdict.value}: {judgement.reason}", *judgement.evidence]
+    return "\n  ".join([*lines, *([f"remedy: {judgement.remedy}"] if judgement.remedy else [])])
+
+
+FAILED = timed(1.052, 1.071, 1.094, "fail")
+PASSED = timed(1.29, 1.31, 1.33, "pass")
+OPEN = timed(1.08, 1.16, 1.24, "open")
+AT_THRESHOLD = timed(1.14, 1.152, 1.17, "open")
+
+SPEEDUPS = {
+    "passed": judge_speedup(PASSED, 1.15, judged=True),
+    "failed": judge_speedup(FAILED, 1.15, judged=True, batch_size=8),
+    "failed, batch size unknown": judge_speedup(FAILED, 1.15, judged=True),
+    "failed, eager moved": judge_speedup(FAILED, 1.15, judged=True, batch_size=8, baseline=saved(), device=H200),
+    "failed, baseline of another device": judge_speedup(
+        FAILED, 1.15, judged=True, batch_size=8, baseline=saved(device=T4), device=H200
+    ),
+    "failed, compute-bound": judge_speedup(
+        timed(1.01, 1.02, 1.03, "fail", device_replay=latency(116.5)), 1.15, judged=True, batch_size=96
+    ),
+    "failed, slower than eager by far": judge_speedup(timed(0.03, 0.04, 0.05, "fail"), 1.15, judged=True, batch_size=8),
+    "inconclusive": judge_speedup(OPEN, 1.15, judged=True, batch_size=8),
+    "inconclusive, at the threshold": judge_speedup(AT_THRESHOLD, 1.15, judged=True, batch_size=8),
+    "inconclusive, one block": judge_speedup(
+        timed(
+            0.0, 1.3, math.inf, "open", blocks=1, noise_ratio=0.0, detectable_ratio=math.inf, measure_ns=9_000_000_000,
+            notes=("the time budget of 10.0 s left no room for timed samples: these are the calls of the warm-up",),
+        ),
+        1.15, judged=True, batch_size=8,
+    ),
+    "inconclusive, disturbed": judge_speedup(
+        FAILED, 1.15, judged=True, batch_size=8, disturbance="the GPU was throttled (power cap) while it was measured"
+    ),
+    "not judged": judge_speedup(
+        timed(1.05, 1.07, 1.09, "open", target=None, compiled=latency(118.0)),
+        1.15, judged=False, why_not="no CUDA GPU here, this was a rehearsal on the CPU twin", device=TWIN,
+    ),
+}  # fmt: skip
+
+
+def test_every_word_of_the_speedup_gate(golden):
+    golden("gate_speedup.txt", "\n\n".join(f"[{case}]\n{text(found)}" for case, found in SPEEDUPS.items()))
+
+
+@pytest.mark.parametrize("case", SPEEDUPS)
+def test_the_speedup_verdict_follows_the_decision(case):
+    word = case.split(",")[0].replace(" ", "-")
+    assert SPEEDUPS[case].verdict.value == word
+    assert SPEEDUPS[case].gate == "speedup"
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "at"),
+    [(1.1271, 1.1729, True), (1.1269, 1.1729, False), (1.1271, 1.1731, False), (1.16, 1.17, True)],
+)
+def test_at_the_threshold_means_within_two_percent_on_both_sides(low, high, at):
+    found = judge_speedup(timed(low, 1.15, high, "open"), 1.15, judged=True)
+    assert ("at the threshold" in found.reason) is at
+
+
+@pytest.mark.parametrize(
+    ("low", "suggestion"),
+    [
+        (1.05, "1.05"),
+        (1.0499, "1.00"),
+        (1.0999, "1.05"),
+        (1.10, "1.10"),
+        (2.34, "2.30"),
+        (0.30, "0.30"),
+        (0.05, "0.05"),
+    ],
+)
+def test_the_suggested_minimum_is_the_low_end_rounded_down(low, suggestion):
+    found = judge_speedup(timed(low, low + 0.01, low + 0.02, "fail", target=3.0), 3.0, judged=True, batch_size=8)
+    assert found.remedy == f"to accept: @pytest.mark.graph_speedup(min={{8: {suggestion}}})"
+
+
+def test_nothing_is_suggested_below_any_speedup():
+    found = judge_speedup(timed(0.0499, 0.06, 0.07, "fail"), 1.15, judged=True, batch_size=8)
+    assert found.remedy == ""
+
+
+def test_a_timing_for_another_target_is_not_judged_by_this_one():
+    with pytest.raises(ValueError, match=r"taken against 1\.15, and cannot be judged by 1\.3"):
+        judge_speedup(PASSED, 1.3, judged=True)
+
+
+def test_what_was_realised_counts_as_attainable():
+    slow_events = timed(1.05, 1.07, 1.09, "fail", device_replay=latency(120.0))
+    found = judge_speedup(slow_events, 1.15, judged=True)
+    assert "1.07x of at most 1.07x: compute-bound" in found.evidence
+
+
+def test_an_attainable_target_is_not_called_compute_bound():
+    fast_device = timed(1.05, 1.07, 1.09, "fail", device_replay=latency(60.0))
+    assert not any("compute-bound" in line for line in judge_speedup(fast_device, 1.15, judged=True).evidence)
+
+
+# --- baseline --------------------------------------------------------------------------------------------------------
+
+
+def against(replay_us: float, *, before=None, max_slowdown=0.10, device=H200, judged=True, **options):
+    timing = replace(PASSED, eager=latency(150.0), replay=latency(replay_us))
+    return judge_baseline(timing, before or saved(), max_slowdown, device, judged=judged, **options)
+
+
+BASELINES = {
+    "same": against(112.1),
+    "faster": against(98.0),
+    "slower": against(140.5),
+    "uncertain": against(126.0),
+    "slower, other software": against(
+        140.5, before=saved(device=replace(H200, torch="2.11.0", driver="570.86", threads=8, cuda=None))
+    ),
+    "same, other software": against(112.1, before=saved(device=replace(H200, torch="2.11.0"))),
+    "slower, disturbed": against(140.5, disturbance="another process used the GPU"),
+    "slower, not judged": against(140.5, judged=False, why_not="this was a rehearsal on the CPU twin"),
+    "another device": against(112.1, before=saved(device=T4)),
+    "another kind": against(112.1, before=saved(device=TWIN)),
+    "new": against(112.1, before=NEW),
+    "off": against(112.1, before=OFF),
+    "not comparable": against(112.1, before=OTHER),
+    "eager slower, replay faster": judge_baseline(
+        replace(PASSED, eager=latency(2000.0), replay=latency(90.0)), saved(950.0), 0.10, H200, judged=True
+    ),
+}
+
+
+def test_every_word_of_the_baseline_gate(golden):
+    lines = [f"[{case}] {comparison}\n{text(found)}" for case, (found, comparison) in BASELINES.items()]
+    golden("gate_baseline.txt", "\n\n".join(lines))
+
+
+@pytest.mark.parametrize(
+    ("case", "verdict", "comparison"),
+    [
+        ("same", Verdict.PASSED, "same"),
+        ("faster", Verdict.PASSED, "faster"),
+        ("slower", Verdict.FAILED, "slower"),
+        ("uncertain", Verdict.INCONCLUSIVE, "uncertain"),
+        ("slower, disturbed", Verdict.INCONCLUSIVE, "uncertain"),
+        ("slower, not judged", Verdict.NOT_JUDGED, "slower"),
+        ("another device", Verdict.NOT_JUDGED, "not-comparable"),
+        ("another kind", Verdict.NOT_JUDGED, "not-comparable"),
+        ("new", Verdict.PASSED, "new"),
+        ("off", Verdict.PASSED, "off"),
+        ("not comparable", Verdict.NOT_JUDGED, "not-comparable"),
+    ],
+)
+def test_what_each_comparison_means(case, verdict, comparison):
+    found, compared = BASELINES[case]
+    assert (found.verdict, compared) == (verdict, comparison)
+    assert found.gate == "baseline"
+
+
+@pytest.mark.parametrize(
+    ("factor", "max_slowdown", "comparison"),
+    [
+        (1.0999, 0.10, "same"),
+        (1.1001, 0.10, "uncertain"),
+        (1.10 * math.exp(0.06) * 0.9999, 0.10, "uncertain"),
+        (1.10 * math.exp(0.06) * 1.0001, 0.10, "slower"),
+        (1.0001, 0.0, "uncertain"),
+        (1.0619, 0.0, "slower"),
+        (1 / 1.0999, 0.10, "same"),
+        (1 / 1.1001, 0.10, "faster"),
+        (1 / 1.0599, 0.02, "same"),
+        (1 / 1.0601, 0.02, "faster"),
+    ],
+)
+def test_the_comparison_turns_where_it_is_documented(factor, max_slowdown, comparison):
+    assert against(100.0 * factor, before=saved(150.0, 100.0), max_slowdown=max_slowdown)[1] == comparison
+
+
+@pytest.mark.parametrize(("median_us", "q25_us"), [(150.0, 100.0), (100.0, 150.0)])
+def test_one_quantile_alone_is_no_slowdown(median_us, q25_us):
+    timing = replace(PASSED, replay=latency(median_us, q25_us))
+    found, comparison = judge_baseline(timing, saved(120.0, 100.0), 0.10, H200, judged=True)
+    assert (found.verdict, comparison) == (Verdict.PASSED, "same")
+
+
+def test_the_quantile_that_decides_is_named():
+    timing = replace(PASSED, replay=latency(150.0, 130.0))
+    found, _ = judge_baseline(timing, saved(120.0, 100.0), 0.10, H200, judged=True)
+    assert "(lower quartile 100.0 -> 130.0 µs)" in found.reason
+
+
+# --- structure -------------------------------------------------------------------------------------------------------
+
+MORE = receipt(62, kernel_names={"aten.mul": 32, "aten.add": 30})
+MANY = receipt(50, kernel_names={f"aten.op{i}": 5 + i for i in range(8)} | {"aten.add": 30})
+
+STRUCTURES = {
+    "same": judge_structure(receipt(), saved(), 0, device=H200),
+    "same, other software": judge_structure(receipt(), saved(device=replace(H200, torch="2.11.0")), 0, device=H200),
+    "more, shown only": judge_structure(MORE, saved(), None),
+    "more, too many": judge_structure(MORE, saved(), 0),
+    "more, too many for five": judge_structure(MORE, saved(), 5, device=H200),
+    "more, other software": judge_structure(MORE, saved(device=replace(H200, torch="2.11.0")), 0, device=H200),
+    "more, allowed": judge_structure(MORE, saved(), 16),
+    "fewer": judge_structure(receipt(30, kernel_names={"aten.add": 30}), saved(), 0),
+    "one": judge_structure(receipt(1, kernel_names={"aten.add": 1}), saved(kernels=2, names={"aten.add": 2}), 0),
+    "as many, but others": judge_structure(receipt(46, kernel_names={"aten.mul": 17, "aten.add": 29}), saved(), 0),
+    "more, without names": judge_structure(receipt(62, kernel_names={}), saved(names={}), 0),
+    "a long list": judge_structure(MANY, saved(), None),
+    "new": judge_structure(receipt(), NEW, 0),
+    "not comparable": judge_structure(receipt(), OTHER, 0),
+    "not comparable, shown only": judge_structure(receipt(), OTHER, None),
+    "another kind": judge_structure(receipt(), saved(device=TWIN), 0, device=H200),
+    "uncounted": judge_structure(receipt(None), saved(), 0),
+    "uncounted, shown only": judge_structure(receipt(None), saved(), None),
+    "uncounted baseline": judge_structure(receipt(), saved(kernels=None), 0),
+}
+
+
+def test_every_word_of_the_structure_gate(golden):
+    golden("gate_structure.txt", "\n\n".join(f"[{case}]\n{text(found)}" for case, found in STRUCTURES.items()))
+
+
+@pytest.mark.parametrize(
+    ("case", "verdict"),
+    [
+        ("same", Verdict.PASSED),
+        ("more, shown only", Verdict.PASSED),
+        ("more, too many", Verdict.FAILED),
+        ("more, too many for five", Verdict.FAILED),
+        ("more, allowed", Verdict.PASSED),
+        ("fewer", Verdict.PASSED),
+        ("as many, but others", Verdict.PASSED),
+        ("new", Verdict.PASSED),
+        ("not comparable", Verdict.NOT_JUDGED),
+        ("not comparable, shown only", Verdict.PASSED),
+        ("another kind", Verdict.NOT_JUDGED),
+        ("uncounted", Verdict.NOT_JUDGED),
+        ("uncounted, shown only", Verdict.PASSED),
+        ("uncounted baseline", Verdict.NOT_JUDGED),
+    ],
+)
+def test_what_each_structure_means(case, verdict):
+    assert STRUCTURES[case].verdict is verdict
+    assert STRUCTURES[case].gate == "structure"
+
+
+@pytest.mark.parametrize(("allowed", "verdict"), [(15, Verdict.FAILED), (16, Verdict.PASSED), (17, Verdict.PASSED)])
+def test_new_kernels_are_counted_exactly(allowed, verdict):
+    assert judge_structure(MORE, saved(), allowed).verdict is verdict
+
+
+def test_the_twin_counts_alike_on_every_cpu():
+    other_cpu = replace(TWIN, name="Intel Xeon", host_cpu="Intel Xeon")
+    assert judge_structure(MORE, saved(device=other_cpu), 0, device=TWIN).verdict is Verdict.FAILED
+
+
+# --- agreement and capture -------------------------------------------------------------------------------------------
+
+AGREES = Agreement(batch_size=8, replays=6, leaves=2, state_tensors=12, bit_exact=True, eager_repeatable=True)
+
+PROOFS = {
+    "agreement": judge_agreement(AGREES),
+    "agreement with reservations": judge_agreement(
+        replace(
+            AGREES, bit_exact=False, eager_repeatable=False, replays=1, leaves=1, state_tensors=0,
+            not_compared=("output.cache", "output[2]"), notes=("rng: both sides drew from one seed",),
+        )
+    ),
+    "disagreement": judge_agreement(
+        Disagreement(
+            batch_size=8, where="output['logits']",
+            message="8 of 512 values differ, by up to 0.25 (allowed: 1e-05)", evidence=("first at [0, 3]",),
+        )
+    ),
+    "disagreement with a known cause": judge_agreement(
+        Disagreement(batch_size=8, where="buffer 'steps'", message="5 instead of 6", finding_id="mutates-state")
+    ),
+    "captured": judge_capture(receipt()),
+    "captured, one compiled region": judge_capture(receipt(1, opaque_regions=1, memory_bytes=None)),
+    "captured, several regions": judge_capture(receipt(5, opaque_regions=3)),
+    "captured, uncounted": judge_capture(receipt(None)),
+    "empty": judge_capture(receipt(0)),
+    "refused": refused(
+        CaptureRefusal(
+            "operation not permitted when stream is capturing", hazard="host-sync", operation="aten.item",
+            site=Site(file="models/mlp.py", line=42, function="forward"),
+        ),
+        fix="keep the value on the device: torch.where instead of if",
+    ),
+    "refused without a line": refused(CaptureRefusal("unknown operation", hazard="unknown-op")),
+}  # fmt: skip
+
+
+def test_every_word_of_check_and_capture(golden):
+    golden("gate_proof.txt", "\n\n".join(f"[{case}]\n{text(found)}" for case, found in PROOFS.items()))
+
+
+@pytest.mark.parametrize(
+    ("case", "gate", "verdict"),
+    [
+        ("agreement", "check", Verdict.PASSED),
+        ("agreement with reservations", "check", Verdict.PASSED),
+        ("disagreement", "check", Verdict.WRONG),
+        ("captured", "capture", Verdict.PASSED),
+        ("captured, uncounted", "capture", Verdict.PASSED),
+        ("empty", "capture", Verdict.NOT_CAPTURED),
+        ("refused", "capture", Verdict.NOT_CAPTURED),
+    ],
+)
+def test_what_check_and_capture_mean(case, gate, verdict):
+    assert (PROOFS[case].gate, PROOFS[case].verdict) == (gate, verdict)
+
+
+@pytest.mark.parametrize(
+    "found", [*SPEEDUPS.values(), *STRUCTURES.values(), *PROOFS.values(), *(b for b, _ in BASELINES.values())]
+)
+def test_every_judgement_has_a_reason_in_plain_words(found):
+    assert found.reason
+    assert not {"None", "nan", "inf"} & set(found.reason.replace("(", " ").replace(")", " ").split())

@@ -1,0 +1,540 @@
+from __future__ import annotations
+
+import gc
+import math
+import random
+import time
+from collections import Counter
+
+import pytest
+
+from pytest_cudagraph import stats
+from pytest_cudagraph.measure import Arms, Bounds, PerfCounterClock, measure
+from pytest_cudagraph.measure.sampling import block_size
+from pytest_cudagraph.protocols import Clock
+from pytest_cudagraph.stopping import EvidenceRule, FixedTimeRule
+
+US, MS, S = 1e3, 1e6, 1e9
+
+
+class FakeClock:
+    """Time that passes only when an arm says so; ``cost_ns`` is what a reading itself takes."""
+
+    def __init__(self, resolution_ns=1.0, cost_ns=0):
+        self.resolution_ns = resolution_ns
+        self.time_ns = 0.0
+        self.cost_ns = cost_ns
+
+    def now_ns(self) -> int:
+        self.time_ns += self.cost_ns
+        return round(self.time_ns)
+
+
+class Arm:
+    """A call that takes time on the fake clock: ``cost_ns`` is a number or a function of the call's number."""
+
+    def __init__(self, clock, cost_ns, log=None, letter=""):
+        self.clock, self.cost_ns, self.log, self.letter = clock, cost_ns, log, letter
+        self.calls = 0
+
+    def __call__(self):
+        cost_ns = self.cost_ns(self.calls) if callable(self.cost_ns) else self.cost_ns
+        self.calls += 1
+        self.clock.time_ns += cost_ns
+        if self.log is not None:
+            self.log.append(self.letter)
+
+
+def noisy(base_ns, seed, scale=0.01):
+    rng = random.Random(seed)
+
+    def cost_ns(_):
+        t3 = rng.gauss(0, 1) / math.sqrt(sum(rng.gauss(0, 1) ** 2 for _ in range(3)) / 3)
+        return base_ns * math.exp(scale * t3)
+
+    return cost_ns
+
+
+def run(eager_ns, replay_ns, *, compiled_ns=None, budget_ns=10 * S, rule=None, seed=1, clock=None, **options):
+    clock = clock or FakeClock()
+    log: list[str] = []
+    arms = Arms(
+        eager=Arm(clock, eager_ns, log, "E"),
+        replay=Arm(clock, replay_ns, log, "R"),
+        compiled=None if compiled_ns is None else Arm(clock, compiled_ns, log, "C"),
+    )
+    rule = rule or EvidenceRule(1.15)
+    bounds = options.pop("bounds", None) or Bounds.of_budget(budget_ns)
+    timing = measure(arms, clock=clock, rule=rule, bounds=bounds, seed=seed, **options)
+    return timing, log, clock
+
+
+# --- what comes out --------------------------------------------------------------------------------------------------
+
+
+def test_a_clear_gain_passes_with_all_its_figures():
+    timing, _, clock = run(120 * US, 100 * US)
+    assert timing.decision == "pass"
+    assert timing.speedup.estimate == pytest.approx(1.2)
+    assert timing.speedup.low == pytest.approx(1.2, rel=1e-4)
+    assert (timing.eager.median_ns, timing.replay.median_ns) == (120 * US, 100 * US)
+    assert timing.target_ratio == 1.15
+    assert timing.seed == 1
+    assert timing.inner_calls == 1
+    assert timing.compiled is timing.device_replay is None
+    assert timing.extended is False
+    assert timing.notes == ()
+    assert timing.blocks >= 10
+    assert timing.eager.samples == timing.replay.samples == 4 * timing.blocks
+    assert 0.2 * S <= timing.measure_ns <= 0.22 * S
+    assert timing.measure_ns == clock.time_ns
+
+
+@pytest.mark.parametrize(("ratio", "wrong"), [(1.10, "fail"), (0.90, "pass")])
+def test_heavy_tails_never_turn_ten_percent_into_the_wrong_verdict(ratio, wrong):
+    found = Counter()
+    for seed in range(25):
+        eager, replay = noisy(1.15 * ratio * 200 * US, seed), noisy(200 * US, seed + 1000)
+        found[run(eager, replay, seed=seed)[0].decision] += 1
+    assert found[wrong] == 0
+    assert found["open"] <= 1
+
+
+def test_a_verdict_lies_in_its_interval():
+    for seed in range(8):
+        ratio = 1.15 * (1.02 if seed % 2 else 0.98)
+        timing, _, _ = run(noisy(ratio * MS, seed, 0.02), noisy(MS, seed + 99, 0.02), seed=seed, budget_ns=4 * S)
+        boundary = 1.15 * 0.995
+        assert timing.decision in ("pass", "fail", "open")
+        if timing.decision == "pass":
+            assert timing.speedup.low >= boundary * (1 - 1e-12)
+        if timing.decision == "fail":
+            assert timing.speedup.high <= boundary * (1 + 1e-12)
+
+
+def test_the_interval_is_told_the_boundary_that_was_tested(monkeypatch):
+    told = []
+    interval = stats.speedup_interval
+
+    def spy(log_ratios, evidence, *, boundary_ratio):
+        told.append(boundary_ratio)
+        return interval(log_ratios, evidence, boundary_ratio=boundary_ratio)
+
+    monkeypatch.setattr(stats, "speedup_interval", spy)
+    run(120 * US, 100 * US, rule=EvidenceRule(1.10, tolerance=0.01))
+    run(120 * US, 100 * US, rule=FixedTimeRule(time_ns=0))
+    assert told == [1.10 * 0.99, None]
+
+
+def test_the_same_seed_gives_the_same_order_and_another_seed_another():
+    logs = [run(120 * US, 100 * US, seed=seed)[1] for seed in (5, 5, 6)]
+    assert logs[0] == logs[1] != logs[2]
+
+
+def test_speed_that_is_not_judged_stays_open_and_without_a_target():
+    timing, _, _ = run(120 * US, 100 * US, rule=FixedTimeRule(time_ns=0.1 * S))
+    assert (timing.decision, timing.target_ratio, timing.extended) == ("open", None, False)
+    assert 0.1 * S <= timing.measure_ns <= 0.12 * S
+
+
+# --- order and noise -------------------------------------------------------------------------------------------------
+
+
+def test_samples_come_in_randomised_mirrored_quads():
+    _, log, _ = run(600 * US, 500 * US, rule=FixedTimeRule(time_ns=0.1 * S))
+    timed = "".join(log[-(len(log) // 4 // 2 * 4) :])
+    quads = Counter(timed[i : i + 4] for i in range(0, len(timed), 4))
+    assert set(quads) == {"ERRE", "REER"}
+    assert min(quads.values()) > 0.25 * sum(quads.values())
+
+
+def test_a_cost_on_every_fourth_call_hits_both_arms():
+    found = Counter()
+    for seed in range(20):
+        clock = FakeClock()
+        calls = {"n": 0}
+
+        def costly(base_ns, calls=calls):
+            def cost_ns(_):
+                calls["n"] += 1
+                return base_ns * (1.3 if calls["n"] % 4 == 0 else 1.0)
+
+            return cost_ns
+
+        timing, _, _ = run(costly(1.15 * 1.05 * 200 * US), costly(200 * US), seed=seed, clock=clock)
+        found[timing.decision] += 1
+    assert found["fail"] == 0
+    assert found["pass"] >= 18
+
+
+def test_drift_is_cancelled_by_pairing_and_told():
+    clock = FakeClock()
+    eager = Arm(clock, lambda _: 1.25 * MS * (1 + clock.time_ns / S))
+    replay = Arm(clock, lambda _: MS * (1 + clock.time_ns / S))
+    timing = measure(
+        Arms(eager=eager, replay=replay), clock=clock, rule=EvidenceRule(1.15), bounds=Bounds.of_budget(10 * S), seed=3
+    )
+    assert timing.decision == "pass"
+    assert timing.speedup.estimate == pytest.approx(1.25, rel=0.01)
+    assert timing.drift_ratio > 1.10
+    (note,) = timing.notes
+    assert note == "eager became 14 % slower during the measurement; pairing keeps that out of the speedup"
+
+
+def test_a_device_that_speeds_up_is_told_too():
+    clock = FakeClock()
+    eager = Arm(clock, lambda _: 1.25 * MS / (1 + 2 * clock.time_ns / S))
+    replay = Arm(clock, lambda _: MS / (1 + 2 * clock.time_ns / S))
+    timing = measure(
+        Arms(eager=eager, replay=replay), clock=clock, rule=EvidenceRule(1.15), bounds=Bounds.of_budget(10 * S), seed=3
+    )
+    assert timing.drift_ratio < 1 / 1.10
+    assert "faster during the measurement" in timing.notes[0]
+
+
+def test_bursts_on_both_arms_do_not_move_the_verdict():
+    found = Counter()
+    for seed in range(15):
+        clock = FakeClock()
+
+        def burst(base_ns, clock=clock):
+            return lambda _: base_ns * (1.5 if clock.time_ns % (50 * MS) < 15 * MS else 1.0)
+
+        found[run(burst(1.15 * 0.95 * 200 * US), burst(200 * US), seed=seed, clock=clock)[0].decision] += 1
+    assert found["pass"] == 0
+    assert found["fail"] >= 14
+
+
+# --- the timed interval ----------------------------------------------------------------------------------------------
+
+
+def test_a_sample_waits_for_the_device_before_and_after():
+    clock = FakeClock()
+    events: list[str] = []
+    pending = {"ns": 0.0}
+
+    def launch(name, device_ns):
+        def call():
+            events.append(name)
+            clock.time_ns += 5 * US  # the host's share
+            pending["ns"] += device_ns
+
+        return call
+
+    def synchronize():
+        events.append("sync")
+        clock.time_ns += pending["ns"]
+        pending["ns"] = 0.0
+
+    timing = measure(
+        Arms(eager=launch("E", 195 * US), replay=launch("R", 95 * US)),
+        clock=clock,
+        rule=EvidenceRule(1.15),
+        bounds=Bounds.of_budget(10 * S),
+        seed=1,
+        synchronize=synchronize,
+    )
+    assert (timing.eager.median_ns, timing.replay.median_ns) == (200 * US, 100 * US)
+    assert [events[i : i + 3][0::2] for i in range(0, 30, 3)] == [["sync", "sync"]] * 10
+
+
+@pytest.mark.parametrize(
+    ("resolution_ns", "cost_ns", "calls"),
+    [(1.0, 0, 1), (50.0, 0, 10), (1.0, 50, 10), (500.0, 0, 100), (1e6, 0, 1000)],
+)
+def test_short_calls_are_repeated_until_the_clock_is_good_enough(resolution_ns, cost_ns, calls):
+    clock = FakeClock(resolution_ns, cost_ns)
+    timing, _, _ = run(1.5 * US, US, clock=clock)
+    # A reading of the clock inside the interval counts with it, as it does in truth.
+    assert timing.inner_calls == pytest.approx(calls, abs=1)
+    if resolution_ns < 1e6:
+        assert timing.eager.median_ns == pytest.approx(1.5 * US, rel=0.006)
+        assert timing.decision == "pass"
+
+
+def test_calls_that_the_clock_cannot_see_still_give_a_result():
+    timing, _, _ = run(0.0, 0.0, clock=FakeClock(1.0, 1), budget_ns=4 * US)
+    assert timing.decision == "open"
+    assert timing.speedup.estimate == 1.0
+
+
+@pytest.mark.parametrize(
+    ("pair_ns", "samples"),
+    [(1 * US, 32), (20 * US, 32), (37 * US, 28), (100 * US, 10), (400 * US, 4), (MS, 4), (25 * MS, 4), (25.1 * MS, 2)],
+)
+def test_a_block_is_about_a_millisecond_of_pairs(pair_ns, samples):
+    assert block_size(pair_ns) == samples
+
+
+def test_a_block_keeps_the_lower_quartile_of_each_arm():
+    class Spy(FixedTimeRule):
+        def __init__(self):
+            super().__init__(time_ns=0.05 * S)
+            self.blocks = []
+
+        def add(self, block):
+            super().add(block)
+            self.blocks.append(block)
+
+    rule = Spy()
+    # One call in three is ten times as slow: means and maxima would show it, quartiles do not.
+    run(lambda n: 60 * US * (10 if n % 3 == 0 else 1), lambda n: 40 * US, rule=rule)
+    assert {block.eager_ns for block in rule.blocks} == {60 * US}
+
+
+# --- warm-up ---------------------------------------------------------------------------------------------------------
+
+
+def test_cold_first_calls_are_not_measured():
+    timing, _, _ = run(lambda n: 120 * US * (60 if n == 0 else 1), lambda n: 100 * US * (60 if n == 0 else 1))
+    assert timing.decision == "pass"
+    assert timing.speedup.estimate == pytest.approx(1.2)
+    assert timing.eager.samples == 4 * timing.blocks
+
+
+def test_an_arm_that_settles_over_forty_calls_is_waited_for():
+    timing, _, _ = run(lambda n: 100 * US * (1 + 2 * max(0, 40 - n) / 40), 100 * US)
+    assert timing.decision == "fail"
+    assert timing.eager.q90_ns == 100 * US
+
+
+def test_steady_arms_are_warm_after_three_windows():
+    _, log, _ = run(MS, MS, rule=FixedTimeRule(time_ns=0, min_blocks=1))
+    # The cold call and the second of each arm, three windows of five, one block of four.
+    assert log[:4] == ["E", "R", "E", "R"]
+    assert log.count("E") == log.count("R") == 2 + 3 * 5 + 4
+
+
+def test_warm_up_takes_a_fifth_of_the_first_bound_at_most():
+    begun: list[float] = []
+
+    class Spy(FixedTimeRule):
+        def add(self, block):
+            begun.append(clock.time_ns)
+            super().add(block)
+
+    clock = FakeClock()
+
+    # Never steady: the windows alternate.
+    def unsteady(n):
+        return (10 if n // 5 % 2 else 11) * MS
+
+    run(unsteady, unsteady, rule=Spy(time_ns=0), clock=clock, budget_ns=8 * S)
+    assert 0.3 * S <= begun[0] <= 0.2 * 2 * S + 8 * 11 * MS
+
+
+# --- bounds ----------------------------------------------------------------------------------------------------------
+
+
+def test_an_open_measurement_is_extended_once_and_then_given_up():
+    at_boundary = 1.15 * 0.995
+    timing, _, clock = run(noisy(at_boundary * 2 * MS, 1, 0.05), noisy(2 * MS, 2, 0.05), budget_ns=2 * S)
+    assert timing.decision == "open"
+    assert timing.extended is True
+    assert 1.9 * S < clock.time_ns <= 2 * S
+
+
+def test_a_decided_measurement_is_not_extended():
+    timing, _, clock = run(noisy(2.0 * MS, 1), noisy(MS, 2), budget_ns=4 * S)
+    assert timing.extended is False
+    assert clock.time_ns < S
+
+
+def test_without_an_extension_the_first_bound_is_the_last():
+    bounds = Bounds(first_ns=S, extended_ns=S)
+    timing, _, clock = run(1.15 * 0.995 * MS, MS, bounds=bounds)
+    assert timing.extended is False
+    assert clock.time_ns <= S
+
+
+@pytest.mark.parametrize("call_s", [0.05, 0.2, 0.7, 1.0, 1.2, 2.0, 3.0, 4.9])
+def test_the_bound_is_kept_with_slow_calls_and_a_result_still_comes(call_s):
+    timing, _, clock = run(call_s * S, call_s * S, budget_ns=10 * S)
+    assert clock.time_ns <= 10 * S
+    assert timing.measure_ns == clock.time_ns
+    assert timing.decision == ("fail" if call_s == 0.05 else "open")
+    assert timing.speedup.estimate == 1.0
+    assert timing.blocks >= 1
+
+
+def test_calls_too_slow_for_a_single_quad_are_reported_from_the_warm_up():
+    timing, log, clock = run(3 * S, 3 * S, budget_ns=10 * S)
+    assert log == ["E", "R", "E"]
+    assert clock.time_ns == 9 * S
+    assert (timing.blocks, timing.decision) == (1, "open")
+    assert (timing.speedup.low, timing.speedup.high) == (0.0, math.inf)
+    assert timing.detectable_ratio == math.inf
+    assert timing.notes == (
+        "the time budget of 10.0 s left no room for timed samples: these are the calls of the warm-up",
+    )
+
+
+def test_one_block_is_a_result_and_stays_open():
+    timing, _, clock = run(1.0 * S, 1.0 * S, budget_ns=8 * S)
+    assert (timing.blocks, timing.decision, timing.extended) == (1, "open", True)
+    assert timing.notes == ()
+    assert clock.time_ns == 8 * S
+
+
+def test_a_block_cut_by_the_bound_counts_when_it_is_the_only_one():
+    bounds = Bounds(first_ns=150 * MS, extended_ns=150 * MS)
+    timing, _, clock = run(10 * MS, 10 * MS, bounds=bounds)
+    # Warm-up 50 ms, a quad 40 ms: two of the two quads of a block do fit, a second block does not.
+    assert clock.time_ns <= 150 * MS
+    assert timing.blocks == 1
+    bounds = Bounds(first_ns=100 * MS, extended_ns=100 * MS)
+    timing, _, clock = run(10 * MS, 10 * MS, bounds=bounds)
+    assert clock.time_ns <= 100 * MS
+    assert (timing.blocks, timing.eager.samples, timing.notes) == (1, 2, ())
+
+
+def test_a_call_that_suddenly_takes_forever_ends_the_measurement():
+    def cost_ns(n):
+        return 30 * S if n == 200 else 10 * MS
+
+    timing, log, clock = run(cost_ns, lambda n: 10 * MS, rule=FixedTimeRule(time_ns=9 * S))
+    assert log.count("E") <= 203, "at most the rest of the quad that could not be interrupted"
+    assert timing.decision == "open"
+    assert clock.time_ns < 30 * S + 10 * S
+
+
+@pytest.mark.parametrize(("first_ns", "extended_ns"), [(0, 1), (2, 1), (-1, 1)])
+def test_bounds_out_of_order_are_refused(first_ns, extended_ns):
+    with pytest.raises(ValueError, match="0 < first <= extended"):
+        Bounds(first_ns=first_ns, extended_ns=extended_ns)
+
+
+def test_a_time_budget_is_a_quarter_first():
+    assert Bounds.of_budget(10 * S) == Bounds(first_ns=2.5 * S, extended_ns=10 * S)
+
+
+# --- the arms that are only shown ------------------------------------------------------------------------------------
+
+
+def test_a_compiled_arm_is_sampled_in_every_block_and_never_judged():
+    timing, log, _ = run(120 * US, 100 * US, compiled_ns=5 * MS)
+    assert timing.compiled.median_ns == 5 * MS
+    assert timing.compiled.samples == 2 * timing.blocks
+    assert timing.decision == "pass"
+    assert timing.eager.samples == 4 * timing.blocks
+    quads = "".join(log[log.index("C") :]).replace("C", "|")
+    assert "ERRE" in quads
+    assert "REER" in quads
+
+
+def test_a_compiled_arm_stands_at_random_places():
+    _, log, _ = run(120 * US, 100 * US, compiled_ns=110 * US, rule=FixedTimeRule(time_ns=0.1 * S))
+    places = {i % 10 for i, letter in enumerate(log[-500:]) if letter == "C"}
+    assert len(places) >= 4
+
+
+def test_a_compiled_arm_that_does_not_fit_does_not_end_the_measurement():
+    timing, _, clock = run(120 * US, 100 * US, compiled_ns=4.5 * S, budget_ns=10 * S)
+    assert clock.time_ns <= 10 * S
+    assert timing.decision == "pass"
+    assert timing.compiled.median_ns == 4.5 * S
+
+
+def test_device_events_read_the_replay_after_the_measurement():
+    clock = FakeClock()
+
+    class Events:
+        def time_ns(self, call):
+            call()
+            return 80 * US
+
+    timing, log, _ = run(120 * US, 100 * US, clock=clock, event_timer=Events())
+    assert timing.device_replay.median_ns == 80 * US
+    assert timing.device_replay.samples == 7
+    assert log[-7:] == ["R"] * 7
+
+
+def test_device_events_keep_the_bound():
+    class Events:
+        def time_ns(self, call):
+            call()
+            return S
+
+    timing, _, clock = run(S, S, budget_ns=8 * S, event_timer=Events())
+    assert timing.device_replay is None
+    assert clock.time_ns <= 8 * S
+
+
+def test_progress_is_told_between_blocks():
+    told: list[tuple[float, float]] = []
+    timing, _, _ = run(120 * US, 100 * US, progress=lambda *figures: told.append(figures))
+    assert len(told) == timing.blocks - 1
+    assert all(bound_ns == 10 * S for _, bound_ns in told)
+    assert [elapsed_ns for elapsed_ns, _ in told] == sorted(elapsed_ns for elapsed_ns, _ in told)
+
+
+# --- the process around it -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def collector():
+    """The collector's state, put back whatever a test does with it."""
+    was_enabled = gc.isenabled()
+    yield gc
+    (gc.enable if was_enabled else gc.disable)()
+
+
+def test_the_collector_rests_while_timing_and_runs_again_after(collector):
+    collector.enable()
+    seen = set()
+    clock = FakeClock()
+
+    def call():
+        seen.add(collector.isenabled())
+        clock.time_ns += MS
+
+    measure(
+        Arms(eager=call, replay=call),
+        clock=clock,
+        rule=FixedTimeRule(time_ns=0),
+        bounds=Bounds.of_budget(10 * S),
+        seed=1,
+    )
+    assert seen == {False}
+    assert collector.isenabled()
+
+
+def test_a_collector_that_was_off_stays_off(collector):
+    collector.disable()
+    run(MS, MS, rule=FixedTimeRule(time_ns=0))
+    assert not collector.isenabled()
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+@pytest.mark.parametrize("call_number", [0, 100])
+def test_what_an_arm_raises_passes_and_the_collector_is_back(collector, error, call_number):
+    collector.enable()
+
+    def cost_ns(n):
+        if n == call_number:
+            raise error
+        return MS
+
+    with pytest.raises(error):
+        run(cost_ns, lambda n: MS, rule=FixedTimeRule(time_ns=S))
+    assert collector.isenabled()
+
+
+def test_the_performance_counter_is_a_clock_of_nanoseconds():
+    clock = PerfCounterClock()
+    assert isinstance(clock, Clock)
+    assert 0 < clock.resolution_ns <= 1e6
+    before, now, after = time.perf_counter_ns(), clock.now_ns(), time.perf_counter_ns()
+    assert before <= now <= after
+
+
+def test_real_time_gives_a_result():
+    timing = measure(
+        Arms(eager=lambda: sum(range(600)), replay=lambda: sum(range(200))),
+        clock=PerfCounterClock(),
+        rule=EvidenceRule(1.15, min_time_ns=0.01 * S),
+        bounds=Bounds.of_budget(2 * S),
+        seed=1,
+    )
+    assert timing.decision == "pass"
+    assert timing.inner_calls > 1
