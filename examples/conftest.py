@@ -3,6 +3,9 @@
 import pytest
 import torch
 
+# On a CPU, one thread: for operations this small, waking the others costs more than it gains, and varies.
+torch.set_num_threads(1)
+
 
 @pytest.fixture(autouse=True)
 def _the_same_weights_every_time():

@@ -1,1 +1,80 @@
-"""CUDA graph performance regressions as ordinary pytest failures."""
+"""CUDA graph performance regressions as ordinary pytest failures.
+
+What a test or serving code imports comes from here; each name is loaded when it is first used, so that importing the
+package (which every pytest run does) costs nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pytest_cudagraph.compile import compile_model
+    from pytest_cudagraph.errors import (
+        AuditFailed,
+        BaselineError,
+        CaptureFailed,
+        CaptureRefusal,
+        CompileFailed,
+        CompileTimeout,
+        CudagraphError,
+        DeviceUnavailable,
+        EagerFailed,
+        GraphTestFailure,
+        InconclusiveWarning,
+        InputError,
+        NotProven,
+        ReplayMismatch,
+        SlowerThanBaseline,
+        SpeedupTooLow,
+        TooManyKernels,
+    )
+    from pytest_cudagraph.monitor import PerfCard, PerfMonitor
+    from pytest_cudagraph.values import BatchReport, Finding, GraphReport, Verdict
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AuditFailed",
+    "BaselineError",
+    "BatchReport",
+    "CaptureFailed",
+    "CaptureRefusal",
+    "CompileFailed",
+    "CompileTimeout",
+    "CudagraphError",
+    "DeviceUnavailable",
+    "EagerFailed",
+    "Finding",
+    "GraphReport",
+    "GraphTestFailure",
+    "InconclusiveWarning",
+    "InputError",
+    "NotProven",
+    "PerfCard",
+    "PerfMonitor",
+    "ReplayMismatch",
+    "SlowerThanBaseline",
+    "SpeedupTooLow",
+    "TooManyKernels",
+    "Verdict",
+    "compile_model",
+]
+
+_HOMES = {
+    "compile_model": "compile",
+    "PerfCard": "monitor",
+    "PerfMonitor": "monitor",
+    "BatchReport": "values",
+    "Finding": "values",
+    "GraphReport": "values",
+    "Verdict": "values",
+}
+"""Where a name lives; an error's home is ``errors``."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES.get(name, 'errors')}"), name)

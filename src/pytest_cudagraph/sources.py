@@ -59,10 +59,9 @@ def user_site_of(exc: BaseException) -> Site | None:
 
 def describe(site: Site) -> str:
     """``model.py:20 in forward: return x.item()``; the path is relative where it lies below the working folder."""
-    place = f"{_short_path(site.file)}:{site.line}"
     inside = f" in {site.function}" if site.function else ""
     text = linecache.getline(site.file, site.line).strip()
-    return f"{place}{inside}{f': {text}' if text else ''}"
+    return f"{site}{inside}{f': {text}' if text else ''}"
 
 
 def _causes(exc: BaseException) -> Iterator[BaseException]:
@@ -97,10 +96,3 @@ def _is_user_file(name: str) -> bool:
     if installed is not None:
         return installed.group(1).removesuffix(".py") not in _MACHINERY
     return not name.startswith(_STANDARD_LIBRARY)
-
-
-def _short_path(name: str) -> str:
-    try:
-        return str(Path(name).relative_to(Path.cwd()))
-    except ValueError:
-        return name

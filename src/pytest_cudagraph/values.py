@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from pathlib import Path
 from typing import Literal
 
 Kind = Literal["cuda", "cpu"]
@@ -54,7 +55,9 @@ class Site:
     function: str = ""
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line}"
+        """``model.py:20``; the path is relative where it lies below the working folder, as pytest shows it."""
+        path, here = Path(self.file), Path.cwd()
+        return f"{path.relative_to(here) if path.is_relative_to(here) else path}:{self.line}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -70,6 +70,17 @@ class PerfCard:
         """The highest reading of this process's memory."""
         return max(sample.rss_bytes for sample in self.host)
 
+    @property
+    def disturbance(self) -> str:
+        """Why latencies of this time should decide nothing: clocks held down, a GPU shared; empty if all was well."""
+        found = []
+        for gpu in self.gpus:
+            if gpu.slowdowns:
+                found.append(f"GPU {gpu.index} held its clocks down ({', '.join(gpu.slowdowns)})")
+            if gpu.is_shared:
+                found.append(f"GPU {gpu.index} was shared with another process")
+        return "; ".join(found)
+
     def lines(self) -> list[str]:
         """The card in words, for a reader."""
         found = [f"watched {seconds_text(self.duration_ns)}, {plural(len(self.host), 'sample')}", _host_line(self)]

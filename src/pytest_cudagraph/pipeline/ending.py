@@ -129,12 +129,13 @@ def _write_document(path: Path, reports: Sequence[GraphReport], settings: Settin
 
 def header_lines(benches: Iterable[Bench], settings: Settings) -> list[str]:
     """One line per device: what this run measures on, against which file and gate."""
-    return [
+    lines = [
         report.header(
             bench.device,
             baseline=_shown(bench.baseline_file, settings.rootdir),
             min_speedup=settings.min_speedup,
             judged=bench.judged,
         )
-        for bench in dict.fromkeys(benches)
+        for bench in benches
     ]
+    return list(dict.fromkeys(lines))

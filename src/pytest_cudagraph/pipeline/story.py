@@ -9,13 +9,14 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_cudagraph import audit, capture, check, compile, gate, hazards, measure, state, stopping
+from pytest_cudagraph import audit, capture, check, compile, gate, hazards
+from pytest_cudagraph.compile import Compiled
 from pytest_cudagraph.errors import CudagraphError, InputError
-from pytest_cudagraph.gate import findings
 from pytest_cudagraph.pipeline.bench import Bench, Progress
 from pytest_cudagraph.pipeline.subject import Subject, run_eagerly
-from pytest_cudagraph.protocols import CapturedGraph, Model, StoppingRule
-from pytest_cudagraph.units import seconds_text, to_ns
+from pytest_cudagraph.pipeline.timing import Trial, left_as_it_was, time_trial
+from pytest_cudagraph.protocols import CapturedGraph, Model
+from pytest_cudagraph.units import to_ns
 from pytest_cudagraph.values import (
     Agreement,
     BatchReport,
@@ -62,7 +63,7 @@ class Story:
         self._progress = progress
         self._resources = ExitStack()
         self._audit = audit.Audit()
-        self._compiled: compile.Compiled | None = None
+        self._compiled: Compiled | None = None
         self._judgements: list[Judgement] = []
         self._of_batch: dict[int, list[Judgement]] = {size: [] for size in subject.examples}
         self.graphs: Mapping[int, CapturedGraph] = {}
@@ -99,30 +100,32 @@ class Story:
 
     def audit(self) -> None:
         """Look for hazards in the eager model, at the smallest batch size."""
-        self._progress(f"{self.case.name}: audit")
+        self._tell("audit")
         smallest = self.subject.examples[min(self.subject.examples)]
         self._audit = audit.audit(self.subject.eager, smallest, self.bench.backend)
         errors = [finding for finding in self._audit.findings if finding.level == "error"]
-        self._judgements += [findings.judge_finding(finding) for finding in errors]
+        self._judgements += [gate.judge_finding(finding) for finding in errors]
 
     def compile(self) -> None:
         """Compile the model for each batch size; a failure is a judgement, never silence."""
-        self._progress(f"{self.case.name}: compile ({self.case.compile})")
-        try:
-            self._compiled = self._resources.enter_context(
-                compile.compile_model(
-                    self.subject.eager,
-                    self.subject.examples,
-                    self.case.compile,
-                    self.bench.backend,
-                    cache_dir=self._cache_folder() if self.case.compile == "aot" else Path(),
-                    time_limit_s=self._compile_timeout_s,
-                )
-            )
-        except InputError:
-            raise
-        except CudagraphError as error:
-            self._judgements.append(findings.judge_compile_failure(error))
+        self._tell(f"compile ({self.case.compile})")
+        with left_as_it_was(self.subject, self.bench):
+            try:
+                self._compiled = self._resources.enter_context(self._compile())
+            except InputError:
+                raise
+            except CudagraphError as error:
+                self._judgements.append(gate.judge_compile_failure(error))
+
+    def _compile(self) -> Compiled:
+        return compile.compile_model(
+            self.subject.eager,
+            self.subject.examples,
+            self.case.compile,
+            self.bench.backend,
+            cache_dir=self._cache_folder() if self.case.compile == "aot" else Path(),
+            time_limit_s=self._compile_timeout_s,
+        )
 
     def call_for(self, batch_size: int) -> Model:
         """What is captured at a batch size: the compiled code, or the model itself."""
@@ -138,14 +141,14 @@ class Story:
             model=self.subject.eager,
             backend=self.bench.backend,
             executions=self._compiled.executions if self._compiled else lambda _: None,
-            progress=lambda line: self._progress(f"{self.case.name}: {line}"),
+            progress=self._tell,
         )
         # Held as long as the graphs are: it keeps memory alive that they read by address.
         self._captures, self.graphs = captures, captures.graphs
         for batch_size, graph in self.graphs.items():
             self._of_batch[batch_size].append(gate.judge_capture(graph.receipt))
         if captures.refused is not None and captures.refused_batch is not None:
-            fix = hazards.CATALOGUE[captures.refused.hazard].fix
+            fix = f"fix: {hazards.CATALOGUE[captures.refused.hazard].fix}"
             self._of_batch[captures.refused_batch].append(gate.refused(captures.refused, fix=fix))
 
     def check(self) -> None:
@@ -159,7 +162,8 @@ class Story:
             seed=self._seed,
             rtol=self.case.rtol,
             atol=self.case.atol,
-            progress=lambda line: self._progress(f"{self.case.name}: {line}"),
+            captured_at=self._captures.addresses if self._captures else None,
+            progress=self._tell,
         )
         for batch_size, found in self.agreements.items():
             self._replace(batch_size, gate.judge_agreement(found))
@@ -167,50 +171,32 @@ class Story:
     def measure(self) -> None:
         """Time and gate every batch size, the structure first: it is exact. A second call measures anew."""
         for batch_size in self.case.batch_sizes:
-            self._progress(f"{self.case.name}: measure batch {batch_size}")
-            timing = self._timings[batch_size] = self._time(batch_size)
-            for judgement in self._gate(batch_size, timing):
+            timing, disturbance = time_trial(self._trial(batch_size), self.subject, self.bench, self._tell)
+            self._timings[batch_size] = timing
+            for judgement in self._gate(batch_size, timing, disturbance):
                 self._replace(batch_size, judgement)
 
-    def _time(self, batch_size: int) -> Timing:
-        backend, example, graph = self.bench.backend, self.subject.examples[batch_size], self.graphs[batch_size]
-        eager, call, args, kwargs = self.subject.eager, self.call_for(batch_size), example.args, example.kwargs
-        before = state.Snapshot.take(eager, extras=self.subject.extras)
-        rng = backend.rng_state()
-        try:
-            with backend.running():
-                return measure.measure(
-                    measure.Arms(
-                        eager=lambda: eager(*args, **kwargs),
-                        replay=lambda: graph(*args, **kwargs),
-                        compiled=None if self.case.compile == "none" else lambda: call(*args, **kwargs),
-                    ),
-                    clock=self.bench.clock,
-                    rule=self._rule(batch_size),
-                    bounds=measure.Bounds.of_budget(to_ns(self.case.time_budget)),
-                    seed=self._seed + batch_size,
-                    synchronize=backend.synchronize,
-                    event_timer=backend.event_timer(),
-                    progress=lambda spent_ns, bound_ns: self._progress(
-                        f"{self.case.name}: measure batch {batch_size}, "
-                        f"{seconds_text(spent_ns)} of at most {seconds_text(bound_ns)}"
-                    ),
-                )
-        finally:
-            # Thousands of calls have moved counters and caches on; the test's model must not notice.
-            before.restore()
-            backend.set_rng_state(rng)
+    def _trial(self, batch_size: int) -> Trial:
+        return Trial(
+            batch_size=batch_size,
+            graph=self.graphs[batch_size],
+            compiled=None if self.case.compile == "none" else self.call_for(batch_size),
+            min_speedup=self.case.min_speedup[batch_size],
+            budget_ns=to_ns(self.case.time_budget),
+            seed=self._seed + batch_size,
+        )
 
-    def _rule(self, batch_size: int) -> StoppingRule:
-        if self.bench.judged:
-            return stopping.EvidenceRule(self.case.min_speedup[batch_size])
-        return stopping.FixedTimeRule()
-
-    def _gate(self, batch_size: int, timing: Timing) -> tuple[Judgement, ...]:
+    def _gate(self, batch_size: int, timing: Timing, disturbance: str) -> tuple[Judgement, ...]:
         bench, case = self.bench, self.case
         saved, receipt = self._saved(batch_size), self.graphs[batch_size].receipt
         of_baseline, self._comparisons[batch_size] = gate.judge_baseline(
-            timing, saved, case.max_slowdown, bench.device, judged=bench.judged, why_not=bench.why_not
+            timing,
+            saved,
+            case.max_slowdown,
+            bench.device,
+            judged=bench.judged,
+            why_not=bench.why_not,
+            disturbance=disturbance,
         )
         of_speedup = gate.judge_speedup(
             timing,
@@ -220,6 +206,7 @@ class Story:
             batch_size=batch_size,
             baseline=saved,
             device=bench.device,
+            disturbance=disturbance,
         )
         return (
             gate.judge_structure(receipt, saved, case.max_new_kernels, device=bench.device),
@@ -267,6 +254,9 @@ class Story:
             comparison=self._comparisons.get(size, "off"),
             compile_ns=compile_ns,
         )
+
+    def _tell(self, line: str) -> None:
+        self._progress(f"{self.case.name}: {line}")
 
     def _replace(self, batch_size: int, judgement: Judgement) -> None:
         """A stage told again replaces what it found before."""

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from pytest_cudagraph import inputs, leaves, state
-from pytest_cudagraph.backends import static_inputs
+from pytest_cudagraph.backends.outputs import check_output
 from pytest_cudagraph.errors import EagerFailed, InputError
 from pytest_cudagraph.inputs import Example
 from pytest_cudagraph.pipeline.bench import Bench
@@ -25,12 +25,6 @@ class Subject:
 
     eager: Model
     examples: Mapping[int, Example]
-
-    @property
-    def extras(self) -> tuple[object, ...]:
-        """Arguments that are no tensors and may hold some: caches handed in from outside."""
-        first = next(iter(self.examples.values()))
-        return tuple(leaf for leaf in leaves.flatten((first.args, first.kwargs))[0] if hasattr(leaf, "__dict__"))
 
 
 def make_subject(
@@ -47,7 +41,7 @@ def make_subject(
     if _all_on_cpu(model, args, kwargs) and torch.device(target).type != "cpu" and isinstance(model, torch.nn.Module):
         model = copy.deepcopy(model).to(target)
         args, kwargs = leaves.map_tensors(lambda tensor: tensor.to(target), (args, dict(kwargs)))
-    examples = inputs.batch_examples(args, kwargs, case.batch_sizes, batch_dim)
+    examples = inputs.batch_examples(args, dict(kwargs), case.batch_sizes, batch_dim)
     for example in examples.values():
         inputs.check_device(example, target)
     return Subject(eager=model, examples=examples)
@@ -60,7 +54,7 @@ def _all_on_cpu(model: Model, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
 
 def run_once(case: Case, model: Model, args: tuple[Any, ...], kwargs: Mapping[str, Any], batch_dim: Any) -> GraphReport:
     """Call the model once per batch size where it lies, and judge nothing: a run without ``--cudagraph``."""
-    examples = inputs.batch_examples(args, kwargs, case.batch_sizes, batch_dim)
+    examples = inputs.batch_examples(args, dict(kwargs), case.batch_sizes, batch_dim)
     with torch.inference_mode():
         for batch_size, example in examples.items():
             _call(model, batch_size, example)
@@ -80,7 +74,7 @@ def run_eagerly(model: Model, examples: Mapping[int, Example], backend: Backend)
     """
     with backend.running():
         for batch_size, example in examples.items():
-            static_inputs.check_output(_call(model, batch_size, example))
+            check_output(_call(model, batch_size, example))
     backend.synchronize()
 
 

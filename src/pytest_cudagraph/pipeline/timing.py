@@ -1,0 +1,93 @@
+"""One batch size timed: the arms, the rule, the state that calls move on, the machine's health meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from pytest_cudagraph import measure, stopping
+from pytest_cudagraph.inputs.objects import opaque_arguments
+from pytest_cudagraph.monitor import PerfMonitor
+from pytest_cudagraph.pipeline.bench import Bench, Progress
+from pytest_cudagraph.pipeline.subject import Subject
+from pytest_cudagraph.protocols import CapturedGraph, Model, StoppingRule
+from pytest_cudagraph.state import Snapshot
+from pytest_cudagraph.units import NS_PER_S, seconds_text
+from pytest_cudagraph.values import Timing
+
+_MIN_TIME_NS = 0.2 * NS_PER_S
+"""A verdict after less would fall within one burst of a noisy neighbour (docs/statistics.md)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """What is timed at one batch size. ``compiled`` is None where nothing was compiled."""
+
+    batch_size: int
+    graph: CapturedGraph
+    compiled: Model | None
+    min_speedup: float
+    budget_ns: float
+    seed: int
+
+
+@contextmanager
+def left_as_it_was(subject: Subject, bench: Bench) -> Iterator[Snapshot]:
+    """Calls inside move counters, caches and generators on; the test's model must not notice."""
+    extras = opaque_arguments(subject.examples.values())
+    before, rng = Snapshot.take(subject.eager, extras=extras), bench.backend.rng_state()
+    try:
+        yield before
+    finally:
+        before.restore()
+        bench.backend.set_rng_state(rng)
+
+
+def time_trial(trial: Trial, subject: Subject, bench: Bench, progress: Progress) -> tuple[Timing, str]:
+    """The timing, and what disturbed the device meanwhile (empty if nothing did)."""
+    backend = bench.backend
+
+    def tell(spent_ns: float, bound_ns: float) -> None:
+        of = f"{seconds_text(spent_ns)} of at most {seconds_text(bound_ns)}"
+        progress(f"measure batch {trial.batch_size}, {of}")
+
+    with left_as_it_was(subject, bench) as before, backend.running(), PerfMonitor() as watch:
+        timing = measure.measure(
+            _arms(trial, subject),
+            clock=bench.clock,
+            rule=_rule(trial, bench),
+            bounds=measure.Bounds.of_budget(trial.budget_ns),
+            seed=trial.seed,
+            synchronize=backend.synchronize,
+            prepare=_rewinder(trial, subject, before),
+            event_timer=backend.event_timer(),
+            progress=tell,
+        )
+    return timing, watch.card.disturbance if backend.kind == "cuda" else ""
+
+
+def _arms(trial: Trial, subject: Subject) -> measure.Arms:
+    example, graph = subject.examples[trial.batch_size], trial.graph
+    eager, compiled, args, kwargs = subject.eager, trial.compiled, example.args, example.kwargs
+    return measure.Arms(
+        eager=lambda: eager(*args, **kwargs),
+        replay=lambda: graph(*args, **kwargs),
+        compiled=None if compiled is None else lambda: compiled(*args, **kwargs),
+    )
+
+
+def _rule(trial: Trial, bench: Bench) -> StoppingRule:
+    # A budget shorter than the usual minimum could never decide.
+    min_time_ns = min(_MIN_TIME_NS, trial.budget_ns / 4)
+    if bench.judged:
+        return stopping.EvidenceRule(trial.min_speedup, min_time_ns=min_time_ns)
+    return stopping.FixedTimeRule(time_ns=min_time_ns)
+
+
+def _rewinder(trial: Trial, subject: Subject, before: Snapshot) -> Callable[[], None] | None:
+    """What brings back the state that a call moves on, found by one call; None for a model that keeps none."""
+    example = subject.examples[trial.batch_size]
+    subject.eager(*example.args, **example.kwargs)
+    written = before.changes().written
+    return before.rewinder(written) if written else None

@@ -1,0 +1,167 @@
+"""Baselines as a user lives with them: recorded on request, compared, read by other tools, never lost."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+GOOD = "cudagraph(Mlp().eval(), torch.randn(1, 16), min_speedup=0.01)"
+SLOW = "cudagraph(SlowUnderCapture().eval(), torch.randn(1, 16), min_speedup=0.01)"
+
+
+def test_nothing_is_written_unless_asked(project):
+    project.write(good=GOOD)
+    result = project.measure()
+    result.assert_outcomes(passed=1)
+    assert not (project.path / ".cudagraph").exists()
+    result.stdout.fnmatch_lines(["*2 passed, 2 new*"])
+
+
+def test_recorded_then_compared_then_slower_then_accepted(project):
+    project.write(good=GOOD)
+    project.measure("--cudagraph-update").stdout.fnmatch_lines(["*wrote 2 entries to .cudagraph/*.json*"])
+    recorded = project.baseline.read_text(encoding="utf-8")
+
+    second = project.measure("--cudagraph-max-slowdown=3")
+    second.assert_outcomes(passed=1)
+    assert " new" not in second.stdout.str()
+
+    project.write(good=SLOW)
+    for _ in range(2):  # twice: a caught regression must not bless itself
+        slower = project.measure("--cudagraph-max-slowdown=1")
+        slower.assert_outcomes(failed=1)
+        slower.stdout.fnmatch_lines(
+            ["E*SlowerThanBaseline: batch *: replay is * slower than the baseline *", "*2 slower*"]
+        )
+        assert project.baseline.read_text(encoding="utf-8") == recorded
+
+    project.measure("--cudagraph-update").assert_outcomes(passed=1)
+    assert project.baseline.read_text(encoding="utf-8") != recorded
+
+
+def test_new_kernels_fail_where_the_marker_gates_them(project):
+    project.write(good=GOOD)
+    project.measure("--cudagraph-update").assert_outcomes(passed=1)
+    project.pytester.makepyfile(
+        test_user=f"""
+        import pytest, torch
+        from models import *
+
+        @pytest.mark.graph_speedup(max_new_kernels=0, max_slowdown=1000)
+        def test_good(cudagraph):
+            {SLOW}
+        """
+    )
+    result = project.measure()
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        ["E*TooManyKernels: batch *: * -> * kernels: +400 aten.mul; this test allows no new one"]
+    )
+
+
+def test_pytest_benchmark_reads_the_file(project):
+    project.write(good=GOOD)
+    project.measure("--cudagraph-update")
+    tool = Path(sys.executable).with_name("pytest-benchmark")
+    found = subprocess.run([tool, "compare", str(project.baseline)], capture_output=True, text=True, check=True)
+    assert "replay" in found.stdout
+    assert "eager" in found.stdout
+
+
+def test_what_a_test_measured_before_it_failed_is_not_written(project):
+    project.write(fails_later=GOOD + "\nassert False")
+    project.measure("--cudagraph-update").assert_outcomes(failed=1)
+    assert not list(project.path.glob(".cudagraph/*.json"))
+
+
+def test_a_partial_run_keeps_the_others_entries(project):
+    project.write(good=GOOD, other=GOOD)
+    project.measure("--cudagraph-update")
+    before = {record["fullname"] for record in json.loads(project.baseline.read_text())["benchmarks"]}
+    result = project.measure("--cudagraph-update=all", "-k", "good")
+    result.assert_outcomes(passed=1, deselected=1)
+    assert " stale" not in result.stdout.str()
+    assert {record["fullname"] for record in json.loads(project.baseline.read_text())["benchmarks"]} == before
+
+
+def test_a_deleted_test_leaves_a_stale_entry_that_strict_refuses(project):
+    project.write(good=GOOD, other=GOOD)
+    project.measure("--cudagraph-update")
+    project.write(good=GOOD)
+    lenient = project.measure("--cudagraph-max-slowdown=3")
+    assert lenient.ret == pytest.ExitCode.OK
+    lenient.stdout.fnmatch_lines(["*2 stale*"])
+    assert project.measure("--cudagraph-strict", "--cudagraph-max-slowdown=3").ret == pytest.ExitCode.TESTS_FAILED
+
+
+def test_strict_refuses_a_missing_entry(project):
+    project.write(good=GOOD)
+    result = project.measure("--cudagraph-strict")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["E*NotProven: *"])
+
+
+def test_a_baseline_of_another_device_is_not_compared(project):
+    project.write(good=GOOD)
+    project.measure("--cudagraph-update")
+    text = project.baseline.read_text(encoding="utf-8")
+    records = [record["extra_info"]["cudagraph"] for record in json.loads(text)["benchmarks"]]
+    name = next(record["device"]["name"] for record in records if "device" in record)
+    project.baseline.with_name("another-machine.json").write_text(
+        text.replace(name, "Another Machine"), encoding="utf-8"
+    )
+    project.baseline.unlink()
+    result = project.measure()
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(["*not judged*"])
+    assert "Another Machine" in result.stdout.str()
+    project.measure("--cudagraph-strict").assert_outcomes(failed=1)
+
+
+def test_a_file_that_cannot_be_written_is_named_and_stays_whole(project):
+    project.write(good=GOOD)
+    project.measure("--cudagraph-update")
+    before = project.baseline.read_text(encoding="utf-8")
+    with (project.path / "conftest.py").open("a", encoding="utf-8") as file:
+        # Root writes into read-only folders, so the disk is filled where the file is put in place.
+        file.write(
+            "\nimport errno, os, pathlib\n"
+            "def full(self, target):\n"
+            "    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))\n"
+            "pathlib.Path.replace = full\n"
+        )
+    result = project.measure("--cudagraph-update=all")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(
+        [f"*{project.baseline.name}: cannot be written (No space left on device); nothing was changed"]
+    )
+    assert project.baseline.read_text(encoding="utf-8") == before
+
+
+def test_an_interrupt_leaves_the_baseline_untouched(project):
+    project.write(good=GOOD, stopped="def stop(x):\n    raise KeyboardInterrupt\ncudagraph(stop, torch.randn(1, 16))")
+    result = project.measure("--cudagraph-update")
+    assert result.ret == pytest.ExitCode.INTERRUPTED
+    assert not list(project.path.glob(".cudagraph/*.json"))
+
+
+def test_an_interrupt_while_measuring_leaves_the_baseline_untouched(project):
+    body = """
+calls = []
+class Stops(Mlp):
+    def forward(self, x):
+        calls.append(1)
+        if len(calls) > 60:
+            raise KeyboardInterrupt
+        return super().forward(x)
+cudagraph(Stops().eval(), torch.randn(1, 16), min_speedup=0.01)
+"""
+    project.write(good=GOOD, stopped=body)
+    result = project.measure("--cudagraph-update")
+    assert result.ret == pytest.ExitCode.INTERRUPTED
+    assert not list(project.path.glob(".cudagraph/*.json"))

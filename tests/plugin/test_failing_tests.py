@@ -1,0 +1,68 @@
+"""A gate that is missed is an ordinary failure: one exception of ours, in the call phase, none of our frames."""
+
+from __future__ import annotations
+
+import pytest
+from tests.plugin.conftest import failure_of
+
+FAILING = {
+    "slow_replay": "cudagraph(SlowUnderCapture().eval(), torch.randn(1, 16))",
+    "wrong_replay": "cudagraph(WrongUnderCapture().eval(), torch.randn(1, 16))",
+    "host_read": "cudagraph(ReadsTheHost().eval(), torch.randn(1, 16))",
+    "baked_step": "cudagraph(BakesItsStep().eval(), torch.randn(1, 16))",
+    "eager_error": "cudagraph(Mlp().eval(), torch.randn(1, 17))",
+}
+
+
+@pytest.mark.parametrize("test", FAILING)
+def test_the_message_says_allowed_found_evidence_and_remedy(project, golden, test):
+    project.write(**{test: FAILING[test]})
+    result = project.measure("--cudagraph-batch-sizes=2")
+    result.assert_outcomes(failed=1)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    golden(f"plugin/{test}.txt", failure_of(result))
+
+
+def test_a_refused_capture_says_what_cuda_says_and_where(project, golden):
+    project.pytester.makepyfile(
+        """
+        import torch
+        from models import *
+
+        def test_capture(capture_graphs):
+            capture_graphs(ReadsTheHost().eval(), torch.randn(1, 16), batch_sizes=[2])
+        """
+    )
+    result = project.measure()
+    result.assert_outcomes(failed=1)
+    golden("plugin/refused_capture.txt", failure_of(result))
+
+
+def test_no_frame_of_ours_is_shown(project):
+    project.write(slow=FAILING["slow_replay"])
+    text = project.measure().stdout.str()
+    assert "SpeedupTooLow" in text
+    assert "pytest_cudagraph/" not in text
+
+
+def test_a_failing_gate_can_be_expected(project):
+    project.pytester.makepyfile(
+        f"""
+        import pytest, torch
+        from models import *
+        from pytest_cudagraph import SpeedupTooLow
+
+        @pytest.mark.xfail(raises=SpeedupTooLow, strict=True)
+        def test_slow(cudagraph):
+            {FAILING["slow_replay"]}
+        """
+    )
+    project.measure().assert_outcomes(xfailed=1)
+
+
+def test_timings_of_a_wrong_replay_are_neither_shown_nor_saved(project):
+    project.write(wrong=FAILING["wrong_replay"])
+    result = project.measure("--cudagraph-update")
+    row = next(line for line in result.outlines if line.rstrip().endswith("wrong"))
+    assert "µs" not in row
+    assert not list(project.path.glob(".cudagraph/*.json"))

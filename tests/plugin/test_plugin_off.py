@@ -1,0 +1,74 @@
+"""Without --cudagraph the models run, once per batch size, and nothing else happens."""
+
+from __future__ import annotations
+
+COUNTS = """
+class Counts(Mlp):
+    sizes = []
+
+    def forward(self, x):
+        self.sizes.append(len(x))
+        return super().forward(x)
+
+model = Counts().eval()
+report = cudagraph(model, torch.randn(1, 16))
+assert model.sizes == [1, 2, 4, 8]
+assert report.batches == ()
+assert report.verdict.value == "not-judged"
+"""
+
+
+def test_the_model_runs_once_per_batch_size(project):
+    project.write(counts=COUNTS)
+    result = project.run("--cudagraph-update", "--cudagraph-json=run.json")
+    result.assert_outcomes(passed=1)
+    assert "cudagraph:" not in result.stdout.str()
+    assert not (project.path / ".cudagraph").exists()
+    assert not (project.path / "run.json").exists()
+
+
+def test_a_model_that_raises_still_fails(project):
+    project.write(raises="cudagraph(Mlp().eval(), torch.randn(1, 3))")
+    result = project.run()
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*EagerFailed: batch 1: eager raised RuntimeError: *"])
+
+
+def test_the_stage_fixtures_hand_out_the_eager_model(project):
+    project.pytester.makepyfile(
+        """
+        import torch
+        from models import *
+
+        def test_stages(compile_model, capture_graphs, assert_replay_close, measure_speedup, perf_monitor):
+            model, x = Mlp().eval(), torch.randn(1, 16)
+            with perf_monitor():
+                compiled = compile_model(model, x, mode="inductor", batch_sizes=[1, 2])
+                graphs = capture_graphs(compiled, x, batch_sizes=[1, 2])
+            assert list(graphs) == [1, 2]
+            torch.testing.assert_close(graphs[2](torch.ones(2, 16)), model(torch.ones(2, 16)))
+            assert assert_replay_close(graphs) == {}
+            assert measure_speedup(graphs).verdict.value == "not-judged"
+        """
+    )
+    project.run().assert_outcomes(passed=1)
+
+
+def test_the_plugin_can_be_left_out(project):
+    project.pytester.makepyfile("def test_plain(): pass")
+    project.run("-p", "no:cudagraph").assert_outcomes(passed=1)
+
+
+def test_torch_is_not_imported_by_an_idle_plugin(project):
+    project.pytester.makeconftest("")
+    project.pytester.makepyfile(
+        """
+        import sys
+
+        def test_plain(pytestconfig):
+            assert pytestconfig.pluginmanager.has_plugin("cudagraph")
+            assert "torch" not in sys.modules
+            assert "pynvml" not in sys.modules
+        """
+    )
+    project.run("--cudagraph").assert_outcomes(passed=1)

@@ -1,0 +1,137 @@
+"""The plugin is a good citizen: it works with other plugins, without them, and under strict options."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+GOOD = "cudagraph(Mlp().eval(), torch.randn(1, 16), min_speedup=0.01)"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--strict-markers"],
+        ["-W", "error"],
+        ["-p", "no:terminal"],
+        ["-p", "no:benchmark"],
+        ["-p", "no:cacheprovider"],
+        ["-s"],
+        ["-q"],
+    ],
+    ids=" ".join,
+)
+def test_a_measured_run_passes_with(project, options):
+    project.pytester.makepyfile(
+        f"""
+        import pytest, torch
+        from models import *
+
+        @pytest.mark.graph_speedup(batch_sizes=[1], time_budget=1)
+        def test_good(cudagraph):
+            {GOOD}
+        """
+    )
+    assert project.measure(*options).ret == pytest.ExitCode.OK
+
+
+def test_a_missed_gate_fails_without_a_terminal(project):
+    project.write(slow="cudagraph(SlowUnderCapture().eval(), torch.randn(1, 16))")
+    assert project.measure("-p", "no:terminal").ret == pytest.ExitCode.TESTS_FAILED
+
+
+def test_collecting_opens_no_device(project):
+    project.write(good=GOOD)
+    project.pytester.makeconftest(
+        """
+        def pytest_unconfigure():
+            import sys
+            assert "torch" not in sys.modules or "pytest_cudagraph.pipeline" not in sys.modules
+        """
+    )
+    result = project.measure("--collect-only", "-q")
+    assert result.ret == pytest.ExitCode.OK
+    result.stdout.fnmatch_lines(["*::test_good"])
+
+
+def test_only_deselects_the_others(project):
+    project.write(good=GOOD)
+    project.pytester.makepyfile(test_other="def test_other(): pass")
+    project.measure("--cudagraph-only").assert_outcomes(passed=1, deselected=1)
+
+
+def test_nothing_is_said_when_no_test_used_the_plugin(project):
+    project.pytester.makepyfile("def test_plain(): pass")
+    result = project.measure("--cudagraph-update")
+    result.assert_outcomes(passed=1)
+    assert "cudagraph" not in "".join(line for line in result.outlines if not line.startswith(("plugins", "rootdir")))
+
+
+def test_xdist_workers_check_and_do_not_judge(project):
+    project.write(good=GOOD, other=GOOD, wrong="cudagraph(WrongUnderCapture().eval(), torch.randn(1, 16))")
+    result = project.measure("-n", "2", "--cudagraph-update", "--cudagraph-json=run.json")
+    result.assert_outcomes(passed=2, failed=1)
+    result.stdout.fnmatch_lines(["*4 not judged*", "*2 xdist workers share this machine*"])
+    assert not list(project.path.glob(".cudagraph/*.json"))
+    assert len(json.loads((project.path / "run.json").read_text(encoding="utf-8"))["tests"]) == 3
+
+
+def test_a_lone_xdist_worker_is_judged_and_recorded(project):
+    project.write(good=GOOD)
+    result = project.measure("-n", "1", "--cudagraph-update")
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(["*2 passed, 2 new*", "*wrote 2 entries to *"])
+
+
+def test_a_rehearsal_judges_correctness_and_not_speed(project):
+    project.write(
+        slow="cudagraph(SlowUnderCapture().eval(), torch.randn(1, 16))",
+        wrong="cudagraph(WrongUnderCapture().eval(), torch.randn(1, 16))",
+    )
+    result = project.run("--cudagraph", "--cudagraph-batch-sizes=1", "--cudagraph-update")
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(["*rehearsal: speed is not judged*", "E*ReplayMismatch: *", "*1 wrong, 1 not judged*"])
+    assert not list(project.path.glob(".cudagraph/*.json"))
+
+
+def test_an_inconclusive_test_passes_with_a_warning_and_fails_under_strict(project):
+    project.write(short="cudagraph(Mlp().eval(), torch.randn(1, 16), batch_sizes=[1], min_speedup=0.01)")
+    options = ("--cudagraph-time-budget=0.001",)
+    lenient = project.measure(*options)
+    lenient.assert_outcomes(passed=1, warnings=1)
+    lenient.stdout.fnmatch_lines(["*InconclusiveWarning: batch 1: *", "*1 inconclusive*"])
+    strict = project.measure(*options, "--cudagraph-strict")
+    strict.assert_outcomes(failed=1)
+    strict.stdout.fnmatch_lines(["E*NotProven: batch 1: *"])
+
+
+def test_the_json_document_holds_failing_tests_too(project):
+    project.write(good=GOOD, wrong="cudagraph(WrongUnderCapture().eval(), torch.randn(1, 16))")
+    project.measure("--cudagraph-json=deep/run.json")
+    document = json.loads((project.path / "deep" / "run.json").read_text(encoding="utf-8"))
+    verdicts = {test["nodeid"].partition("::")[2]: test["verdict"] for test in document["tests"]}
+    assert document["schema"] == 1
+    assert document["device"]["kind"] == "cpu"
+    assert verdicts == {"test_good": "passed", "test_wrong": "wrong"}
+    assert all(
+        batch["replay"] is None for test in document["tests"] if test["verdict"] == "wrong" for batch in test["batches"]
+    )
+
+
+def test_junit_carries_the_figures(project):
+    project.write(good=GOOD)
+    project.measure("--junit-xml=junit.xml")
+    text = (project.path / "junit.xml").read_text(encoding="utf-8")
+    assert 'name="cudagraph.verdict" value="passed"' in text
+    assert 'name="cudagraph.batch_1.speedup"' in text
+
+
+def test_the_summary_shows_every_batch_size(project, golden):
+    from tests.plugin.conftest import masked
+
+    project.write(good=GOOD)
+    lines = project.measure("--cudagraph-batch-sizes=1,2,4").outlines
+    first = next(at for at, line in enumerate(lines) if " cudagraph " in line and set(line) <= set("= cudagraph"))
+    body = [" ".join(line.split()) for line in lines[first + 1 : -1]]
+    golden("plugin/summary.txt", masked("\n".join(body)))
