@@ -111,10 +111,8 @@ def test_a_baseline_of_another_device_is_not_compared(project):
     text = project.baseline.read_text(encoding="utf-8")
     records = [record["extra_info"]["cudagraph"] for record in json.loads(text)["benchmarks"]]
     name = next(record["device"]["name"] for record in records if "device" in record)
-    project.baseline.with_name("another-machine.json").write_text(
-        text.replace(name, "Another Machine"), encoding="utf-8"
-    )
     project.baseline.unlink()
+    (project.path / ".cudagraph" / "other.json").write_text(text.replace(name, "Another Machine"), encoding="utf-8")
     result = project.measure()
     result.assert_outcomes(passed=1)
     result.stdout.fnmatch_lines(["*not judged*"])

@@ -256,7 +256,7 @@ class Story:
         )
 
     def _tell(self, line: str) -> None:
-        self._progress(f"{self.case.name}: {line}")
+        self._progress(f"{self.case.name.rpartition('::')[2]}: {line}")
 
     def _replace(self, batch_size: int, judgement: Judgement) -> None:
         """A stage told again replaces what it found before."""
