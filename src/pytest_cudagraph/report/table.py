@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import posixpath
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pytest_cudagraph.report.columns import MAX_WIDTH, Column, fits, grid, printable
@@ -170,6 +170,7 @@ def closing(
     """
     lines = [", ".join(f"{count} {word}" for word, count in counts.items() if count) or "nothing measured"]
     lines += _undecided(reports)
+    lines += _listed("note", list(_notes(reports)))
     lines += _listed("stale", [f"{name}, batch {batch_size}" for name, batch_size in stale])
     lines += _listed("not written", [f"{name}, batch {batch_size}: {reason}" for name, batch_size, reason in refused])
     if wrote is not None:
@@ -197,6 +198,17 @@ def _not_judged(reports: Sequence[GraphReport]) -> list[str]:
                 reasons[batch.worst.reason] = reasons.get(batch.worst.reason, 0) + 1
     lines = [f"{reason} ({plural(count, 'batch size')})" for reason, count in reasons.items()]
     return [part for line in lines for part in _wrapped(line, MAX_WIDTH)]
+
+
+def _notes(reports: Sequence[GraphReport]) -> Iterator[str]:
+    """What limits the proof of a test that passed: what the check has to say, what the audit could not look into."""
+    for report in reports:
+        sizes: dict[str, list[str]] = {}
+        for batch in report.batches:
+            for note in batch.agreement.notes if batch.agreement else ():
+                sizes.setdefault(note, []).append(str(batch.batch_size))
+        yield from (f"{report.name}, batch {', '.join(of)}: {note}" for note, of in sizes.items())
+        yield from (f"{report.name}: the audit did not judge {what}" for what in report.not_judged)
 
 
 def _listed(kind: str, items: Sequence[str]) -> list[str]:

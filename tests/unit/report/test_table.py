@@ -9,7 +9,7 @@ from tests.facts import CPU, H200, batch, judgement, report, saved, timing
 
 from pytest_cudagraph.report import closing, header, table
 from pytest_cudagraph.report.columns import shorten
-from pytest_cudagraph.values import Receipt, Verdict
+from pytest_cudagraph.values import Agreement, BatchReport, GraphReport, Receipt, Verdict
 
 LONG = "tests/integration/decoders/test_speculative_decoding.py::TestSpeculative::test_decoder_with_draft[fp16-1024]"
 
@@ -151,3 +151,35 @@ def test_the_header_calls_a_rehearsal_one():
         "cudagraph: cpu: AMD EPYC 9B45, torch 2.13.0+cpu; baseline .cudagraph/cpu-amd-epyc-9b45.json; "
         "rehearsal: speed is not judged"
     )
+
+
+def test_what_limits_the_proof_is_noted_once_with_its_batch_sizes():
+    note = "eager itself gives NaN in output; NaN is compared as equal"
+    batches = tuple(
+        BatchReport(
+            batch_size=size,
+            judgements=(),
+            agreement=Agreement(
+                batch_size=size,
+                replays=2,
+                leaves=1,
+                state_tensors=0,
+                bit_exact=True,
+                eager_repeatable=True,
+                notes=(note,),
+            ),
+        )
+        for size in (1, 8)
+    )
+    noted = GraphReport(
+        nodeid="a.py::test_a",
+        name="a.py::test_a",
+        device=None,
+        compile_mode="none",
+        batches=batches,
+        not_judged=("custom operator mine::op",),
+    )
+    assert closing([noted], {"passed": 2})[1:] == [
+        f"note: a.py::test_a, batch 1, 8: {note}",
+        "note: a.py::test_a: the audit did not judge custom operator mine::op",
+    ]
