@@ -16,7 +16,8 @@ from pytest_cudagraph.fixtures import (
     perf_monitor,
     run,
 )
-from pytest_cudagraph.settings import MARK_HELP, add_options
+from pytest_cudagraph.settings.names import MARK_HELP
+from pytest_cudagraph.settings.options import add_options
 
 # pytest finds fixtures among the names of a plugin module.
 __all__ = [

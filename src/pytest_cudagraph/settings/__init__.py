@@ -1,11 +1,19 @@
 """What the user asked for: options, marks, and the case of one call.
 
-The only room that reads pytest's configuration and marks.
+The only room that reads pytest's configuration and marks. Names are loaded when they are first used: every pytest run
+of an environment loads the options, few need marks and cases.
 """
 
-from pytest_cudagraph.settings.case import CallSettings, Case, make_case
-from pytest_cudagraph.settings.marks import FIXTURES, MARK, MARK_HELP, MarkSettings, read_marks, uses_plugin
-from pytest_cudagraph.settings.options import OPTIONS, Option, Settings, add_options, read_settings
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pytest_cudagraph.settings.case import CallSettings, Case, make_case
+    from pytest_cudagraph.settings.marks import MarkSettings, read_marks
+    from pytest_cudagraph.settings.names import FIXTURES, MARK, MARK_HELP, concerns_plugin, uses_plugin
+    from pytest_cudagraph.settings.options import OPTIONS, Option, Settings, add_options, read_settings
 
 __all__ = [
     "FIXTURES",
@@ -18,8 +26,23 @@ __all__ = [
     "Option",
     "Settings",
     "add_options",
+    "concerns_plugin",
     "make_case",
     "read_marks",
     "read_settings",
     "uses_plugin",
 ]
+
+_HOMES = {
+    "case": ("CallSettings", "Case", "make_case"),
+    "marks": ("MarkSettings", "read_marks"),
+    "names": ("FIXTURES", "MARK", "MARK_HELP", "concerns_plugin", "uses_plugin"),
+    "options": ("OPTIONS", "Option", "Settings", "add_options", "read_settings"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(f"{__name__}.{home}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import pytest
 
@@ -21,8 +21,7 @@ COMPILE_MODES = ("none", "inductor", "aot")
 Update = Literal["never", "new", "changed", "all"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Option:
+class Option(NamedTuple):
     """One row of the table: a command-line flag and its ini twin, their parser, default and help."""
 
     flag: str
@@ -119,7 +118,8 @@ OPTIONS: tuple[Option, ...] = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+# Without slots: they make the class a second time, and every pytest run of an environment pays for it.
+@dataclass(frozen=True, kw_only=True)
 class Settings:
     """What command line and ini say; one per session, in ``config.stash``."""
 
