@@ -16,7 +16,6 @@ as a flat list, without any Python of the model. Its times are CPU times and say
     traits     what a schema says of one operator
     storages   who made which memory; undo of writes, poison
     intake     the static inputs, with a short way for plain tensors
-    outputs    what a graph can return
     trial      composite operators by their parts
     results    results in memory of their own, or aliases
     region     compiled code, one opaque step

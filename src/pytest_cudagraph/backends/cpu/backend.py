@@ -11,10 +11,10 @@ import torch
 
 from pytest_cudagraph.backends.cpu.graph import CpuGraph
 from pytest_cudagraph.backends.cpu.intake import CpuInputs
-from pytest_cudagraph.backends.outputs import check_output
 from pytest_cudagraph.backends.cpu.recording import record
 from pytest_cudagraph.backends.cpu.region import CpuRegion
 from pytest_cudagraph.backends.cpu.tape import Tape
+from pytest_cudagraph.backends.outputs import check_output
 from pytest_cudagraph.protocols import EventTimer, Model
 from pytest_cudagraph.values import Kind, Receipt
 
@@ -30,6 +30,9 @@ class CpuBackend:
 
     def synchronize(self) -> None:
         """Nothing to wait for: a call on the CPU has ended when it returns."""
+
+    def order_after(self, earlier: Any) -> None:
+        """Nothing to order: there are no streams."""
 
     def running(self) -> AbstractContextManager[None]:
         """Inference mode."""
