@@ -26,7 +26,7 @@ MISTAKES = {
 def test_each_mistake_is_answered_in_one_clear_error(project, golden):
     """One run for all of them: a process each would cost a second each."""
     project.write(**MISTAKES)
-    result = project.measure("--tb=line", "-q")
+    result = project.measure("--tb=short", "-q")
     result.assert_outcomes(failed=len(MISTAKES))
     lines = [line for line in result.outlines if line.startswith("E ")]
     assert len(lines) == len(MISTAKES)
