@@ -1,0 +1,202 @@
+"""The order of the stages, what ends a story, and that nothing is held after it."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import weakref
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from pytest_cudagraph import pipeline
+from pytest_cudagraph.backends.cpu import CpuBackend
+from pytest_cudagraph.errors import EagerFailed, InputError
+from pytest_cudagraph.measure import PerfCounterClock
+from pytest_cudagraph.settings import OPTIONS, CallSettings, MarkSettings, Settings, make_case
+from pytest_cudagraph.values import DeviceInfo, Verdict
+
+DEFAULTS = Settings(**{option.setting: option.default for option in OPTIONS})
+CPU = DeviceInfo(
+    kind="cpu", name="a CPU", driver=None, cuda=None, torch="2", python="3", host_cpu="a CPU", platform="x", threads=1
+)
+
+
+class Mlp(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.norm = nn.Linear(4, 4), nn.BatchNorm1d(4)
+
+    def forward(self, x):
+        return self.norm(self.layer(x))
+
+
+class Wrong(Mlp):
+    """Seen by no rule: what it adds at capture is a number of its own."""
+
+    recording = False
+
+    def forward(self, x):
+        return super().forward(x) + (1.0 if self.recording else 0.0)
+
+
+def bench_of(judged=True, **facts):
+    return pipeline.Bench(
+        backend=CpuBackend(),
+        device=CPU,
+        judged=judged,
+        why_not="",
+        saved={},
+        elsewhere=(),
+        baseline_file=Path("cpu.json"),
+        clock=PerfCounterClock(),
+        **facts,
+    )
+
+
+def story_of(model, bench=None, batch_sizes=(1, 2), **call):
+    case = make_case(
+        "test_a.py::test_a",
+        CallSettings(batch_sizes=batch_sizes, min_speedup=0.001, **call),
+        MarkSettings(time_budget=1.0),
+        DEFAULTS,
+    )
+    bench = bench or bench_of()
+    subject = pipeline.make_subject(case, bench, model, (torch.randn(1, 4),), {}, 0)
+    return pipeline.Story(case, bench, subject, cache_folder=Path, compile_timeout_s=60.0, progress=lambda line: None)
+
+
+@pytest.fixture
+def graphs(monkeypatch):
+    """Weak references to every graph that was captured."""
+    captured = []
+    capture = pipeline.story.capture.capture_batches
+
+    def watch(*args, **kwargs):
+        captures = capture(*args, **kwargs)
+        captured.extend(weakref.ref(graph) for graph in captures.graphs.values())
+        return captures
+
+    monkeypatch.setattr(pipeline.story.capture, "capture_batches", watch)
+    return captured
+
+
+def test_a_good_model_passes_every_stage():
+    with story_of(Mlp().eval()) as story:
+        report = pipeline.tell(story)
+    assert report.verdict is Verdict.PASSED
+    assert [batch.batch_size for batch in report.batches] == [1, 2]
+    gates = [judgement.gate for judgement in report.at(1).judgements]
+    assert gates == ["capture", "check", "structure", "speedup", "baseline"]
+
+
+def test_a_story_leaves_model_and_generators_as_its_first_eager_calls_left_them():
+    model = nn.Sequential(Mlp(), nn.Dropout(0.5)).train()
+    twin = copy.deepcopy(model)
+    with story_of(model, batch_sizes=[2, 4]) as story:
+        examples = story.subject.examples
+        torch.manual_seed(7)
+        pipeline.tell(story)
+    after = torch.get_rng_state()
+
+    torch.manual_seed(7)
+    with torch.inference_mode():
+        for size in (2, 4):
+            twin(*examples[size].args)
+    assert torch.equal(after, torch.get_rng_state())
+    for name, value in twin.state_dict().items():
+        assert torch.equal(model.state_dict()[name], value), name
+
+
+@pytest.mark.parametrize("stage", ["check_replays", "time_trial"])
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_nothing_is_held_after_an_exception_in_a_stage(graphs, monkeypatch, stage, error):
+    def fail(*args, **kwargs):
+        raise error("in the stage")
+
+    home = pipeline.story.check if stage == "check_replays" else pipeline.story
+    monkeypatch.setattr(home, stage, fail)
+    with pytest.raises(error, match="in the stage"), story_of(Mlp().eval()) as story:
+        pipeline.tell(story)
+    assert len(graphs) == 2
+    del story
+    gc.collect()
+    assert [graph() for graph in graphs] == [None, None]
+
+
+def test_a_wrong_replay_is_never_timed(monkeypatch):
+    model = Wrong().eval()
+    capture = pipeline.story.capture.capture_batches
+
+    def captured(*args, **kwargs):
+        model.recording = True
+        try:
+            return capture(*args, **kwargs)
+        finally:
+            model.recording = False
+
+    monkeypatch.setattr(pipeline.story.capture, "capture_batches", captured)
+    with story_of(model) as story:
+        report = pipeline.tell(story)
+    assert report.verdict is Verdict.WRONG
+    assert all(batch.timing is None for batch in report.batches)
+
+
+def test_a_hazard_ends_the_story_before_any_capture(graphs):
+    with story_of(lambda x: x / x.max().item()) as story:
+        report = pipeline.tell(story)
+    assert report.verdict is Verdict.NOT_CAPTURED
+    assert [finding.id for finding in report.findings if finding.level == "error"] == ["host-sync"]
+    assert graphs == []
+
+
+def test_a_failed_compile_is_a_verdict():
+    compiled = torch.compile(Mlp().eval(), backend="eager")
+    with story_of(compiled, compile="inductor") as story:
+        story.run_eager()
+        story.compile()
+        report = story.report()
+    assert report.verdict is Verdict.NOT_CAPTURED
+    assert report.judgements[0].gate == "compile"
+
+
+def test_eager_failures_carry_the_models_own_error():
+    def broken(x):
+        raise ValueError("no such thing\nsecond line")
+
+    message = "batch 1: eager raised ValueError: no such thing"
+    with story_of(broken) as story, pytest.raises(EagerFailed, match=message) as error:
+        pipeline.tell(story)
+    assert isinstance(error.value.__cause__, ValueError)
+    assert error.value.__cause__.__traceback__.tb_frame.f_code.co_name == "broken"
+
+
+def test_in_a_rehearsal_speed_is_measured_and_not_judged():
+    with story_of(Mlp().eval(), bench_of(judged=False)) as story:
+        report = pipeline.tell(story)
+    assert report.verdict is Verdict.NOT_JUDGED
+    assert report.at(1).timing.target_ratio is None
+
+
+class OnMeta(CpuBackend):
+    device = "meta"
+
+
+def test_a_cpu_model_is_copied_to_the_device_and_left_alone():
+    model = Mlp().eval()
+    bench = bench_of()
+    object.__setattr__(bench, "backend", OnMeta())
+    subject = pipeline.make_subject(story_of(model).case, bench, model, (torch.randn(1, 4),), {}, 0)
+    assert subject.eager is not model
+    assert {tensor.device.type for tensor in subject.eager.parameters()} == {"meta"}
+    assert subject.examples[2].args[0].device.type == "meta"
+    assert {tensor.device.type for tensor in model.parameters()} == {"cpu"}
+
+
+def test_inputs_on_another_device_than_the_model_are_refused():
+    bench = bench_of()
+    object.__setattr__(bench, "backend", OnMeta())
+    with pytest.raises(InputError, match=r"args\[0\] is on cpu, but this run uses meta"):
+        pipeline.make_subject(story_of(Mlp()).case, bench, Mlp().to("meta"), (torch.randn(1, 4),), {}, 0)
