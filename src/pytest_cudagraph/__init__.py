@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         TooManyKernels,
     )
     from pytest_cudagraph.monitor import PerfCard, PerfMonitor
+    from pytest_cudagraph.runner import GraphRunner, RunnerStatistics
     from pytest_cudagraph.values import BatchReport, Finding, GraphReport, Verdict
 
 __version__ = "0.1.0"
@@ -48,6 +49,7 @@ __all__ = [
     "EagerFailed",
     "Finding",
     "GraphReport",
+    "GraphRunner",
     "GraphTestFailure",
     "InconclusiveWarning",
     "InputError",
@@ -55,6 +57,7 @@ __all__ = [
     "PerfCard",
     "PerfMonitor",
     "ReplayMismatch",
+    "RunnerStatistics",
     "SlowerThanBaseline",
     "SpeedupTooLow",
     "TooManyKernels",
@@ -66,6 +69,8 @@ _HOMES = {
     "compile_model": "compile",
     "PerfCard": "monitor",
     "PerfMonitor": "monitor",
+    "GraphRunner": "runner",
+    "RunnerStatistics": "runner",
     "BatchReport": "values",
     "Finding": "values",
     "GraphReport": "values",

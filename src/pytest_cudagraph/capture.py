@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
 
-from pytest_cudagraph import leaves
-from pytest_cudagraph.errors import CaptureRefusal, CudagraphError
+from pytest_cudagraph.errors import CaptureRefusal
 from pytest_cudagraph.inputs import Example
 from pytest_cudagraph.inputs.objects import opaque_arguments
 from pytest_cudagraph.protocols import Backend, CapturedGraph, GraphPool, Model
-from pytest_cudagraph.state import Snapshot
+from pytest_cudagraph.state import Undo
 
 __all__ = ["Captures", "capture_batches"]
 
@@ -56,25 +54,25 @@ def capture_batches(
     the last bit. ``model`` owns the state. Raises :class:`~pytest_cudagraph.errors.CudagraphError` naming what
     cannot be brought back, and :class:`~pytest_cudagraph.errors.InputError` for inputs that no graph takes.
     """
-    around = _Around(model, examples, backend)
+    undo = Undo(model, backend, extras=opaque_arguments(examples.values()))
     graphs: dict[int, CapturedGraph] = {}
     refusal: tuple[CaptureRefusal, int] | None = None
     for batch_size in sorted(examples, reverse=True):
         if progress is not None:
             progress(f"capture batch {batch_size}")
         try:
-            with around.undone():
+            with undo.undone():
                 graphs[batch_size] = _capture_one(call_for, examples[batch_size], pool, batch_size, executions)
         except CaptureRefusal as error:
             refusal = error, batch_size
             break
-    around.assert_unchanged()
+    undo.assert_unchanged()
     return Captures(
         graphs=graphs,
         refused=refusal[0] if refusal else None,
         refused_batch=refusal[1] if refusal else None,
-        addresses=around.addresses,
-        kept=tuple(around.kept.values()),
+        addresses=undo.addresses,
+        kept=undo.kept,
     )
 
 
@@ -98,49 +96,3 @@ def _capture_one(
             hazard="unknown-op",
         )
     return graph
-
-
-class _Around:
-    """The state and the generators around the captures."""
-
-    def __init__(self, model: Model, examples: Mapping[int, Example], backend: Backend) -> None:
-        self._backend = backend
-        self._snapshot = Snapshot.take(model, extras=opaque_arguments(examples.values()))
-        self._rng = backend.rng_state()
-        held = self._snapshot.live()
-        self.addresses = {name: tensor.data_ptr() for name, tensor in held.items()}
-        self._held = {id(tensor) for tensor in held.values()}
-        self.kept: dict[int, torch.Tensor] = {}
-
-    @contextmanager
-    def undone(self) -> Iterator[None]:
-        """Undo what happens inside, whether it ends well or not."""
-        try:
-            yield
-        except BaseException:
-            # A device that has failed cannot be written to either; the first error is the one to tell.
-            with suppress(RuntimeError):
-                self._bring_back()
-            raise
-        self._bring_back()
-
-    def _bring_back(self) -> None:
-        # What a capture made stays alive: the graph reads a tensor that the model has rebound by its address.
-        self._backend.synchronize()
-        made = self._snapshot.live().values()
-        self.kept |= {id(tensor): tensor for tensor in made if id(tensor) not in self._held}
-        self._snapshot.restore()
-        self._backend.set_rng_state(self._rng)
-
-    def assert_unchanged(self) -> None:
-        """Raise :class:`CudagraphError` naming what is not as before."""
-        changes = self._snapshot.changes()
-        left = [*changes.written, *changes.rebound, *changes.added, *changes.removed, *changes.python]
-        left += changes.training
-        before, after = leaves.tensors_in(self._rng), leaves.tensors_in(self._backend.rng_state())
-        if not all(torch.equal(one, other) for one, other in zip(before, after, strict=True)):
-            left.append("the random generators")
-        if left:
-            raise CudagraphError(
-                f"warm-up and capture must leave the model as it was, and could not bring back: {', '.join(left)}"
-            )

@@ -84,6 +84,13 @@ class Backend(Protocol):
         """Wait until everything launched has run. Does nothing on the CPU."""
         ...
 
+    def order_after(self, earlier: Any) -> Any:
+        """Let what is launched from here on wait for what was launched where ``earlier`` was given; give the next one.
+
+        For threads that launch on streams of their own and share buffers. ``earlier`` is None the first time.
+        """
+        ...
+
     def running(self) -> AbstractContextManager[None]:
         """The mode in which eager, compiled and captured code all run (inference mode, right device)."""
         ...

@@ -4,6 +4,15 @@ from __future__ import annotations
 
 from pytest_cudagraph.inputs.example import Example, check_device, clone
 from pytest_cudagraph.inputs.fresh import fresh
-from pytest_cudagraph.inputs.resize import batch_examples, example_batch_size
+from pytest_cudagraph.inputs.resize import batch_examples, batched_dims, check_sizes, example_batch_size
 
-__all__ = ["Example", "batch_examples", "check_device", "clone", "example_batch_size", "fresh"]
+__all__ = [
+    "Example",
+    "batch_examples",
+    "batched_dims",
+    "check_device",
+    "check_sizes",
+    "clone",
+    "example_batch_size",
+    "fresh",
+]

@@ -43,6 +43,11 @@ def batch_examples(
     return {size: _at_size(batched, size) for size in batch_sizes}
 
 
+def batched_dims(args: tuple[Any, ...], kwargs: dict[str, Any], batch_dim: Any = 0) -> list[int | None]:
+    """The dimension in which each leaf of ``(args, kwargs)`` is resized; None for what is the same at every size."""
+    return _batched(args, kwargs, batch_dim).dims
+
+
 def check_sizes(batch_sizes: Any) -> None:
     """Raise :class:`InputError` unless these are distinct positive ints, at least one."""
     takes = "batch sizes are distinct positive ints, such as [1, 8]"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pytest_cudagraph.state.snapshot import Changes, Snapshot, live
+from pytest_cudagraph.state.undo import Undo
 from pytest_cudagraph.state.walk import modules_of
 
-__all__ = ["Changes", "Snapshot", "live", "modules_of"]
+__all__ = ["Changes", "Snapshot", "Undo", "live", "modules_of"]

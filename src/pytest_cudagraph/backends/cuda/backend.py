@@ -43,6 +43,13 @@ class CudaBackend:
         """Wait for all work of this GPU; raises what earlier work has failed with."""
         self._gpu.synchronize()
 
+    def order_after(self, earlier: Any) -> Any:
+        """The current stream, which waits for the stream ``earlier`` if that is another one."""
+        stream = self._gpu.cuda.current_stream(self._gpu.index)
+        if earlier is not None and earlier != stream:
+            stream.wait_stream(earlier)
+        return stream
+
     def running(self) -> AbstractContextManager[None]:
         """Inference mode, with this GPU as the current one."""
         return self._gpu.running()

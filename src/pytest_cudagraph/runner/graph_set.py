@@ -1,0 +1,138 @@
+"""The graphs of one model: captured when they are wanted, a bounded number of them, dropped when the model changes."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pytest_cudagraph import inputs
+from pytest_cudagraph.errors import CaptureRefusal, InputError
+from pytest_cudagraph.inputs import Example
+from pytest_cudagraph.inputs.objects import opaque_arguments
+from pytest_cudagraph.protocols import Backend, CapturedGraph, Model
+from pytest_cudagraph.runner.rows import Cut, NoCut, find_cut
+from pytest_cudagraph.runner.statistics import Tally
+from pytest_cudagraph.runner.watch import ModelWatch
+from pytest_cudagraph.state import Undo
+
+_REFUSALS = (CaptureRefusal, InputError, torch.OutOfMemoryError)
+"""What makes a batch size run eager. An InputError here is about outputs that no graph can give."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """What is captured: a model, an example of its arguments, and within which limits."""
+
+    model: Model
+    example: Example
+    batch_dim: Any
+    backend: Backend
+    max_graphs: int | None
+    strict: bool
+
+    def example_at(self, rows: int) -> Example:
+        """Arguments with this number of rows, in memory of their own."""
+        made = inputs.batch_examples(self.example.args, self.example.kwargs, (rows,), self.batch_dim)
+        return inputs.clone(made[rows])
+
+
+class GraphSet:
+    """At most ``max_graphs`` graphs in one pool; the least recently used makes room. Its user holds the lock."""
+
+    def __init__(self, setup: Setup, tally: Tally) -> None:
+        self._setup, self._tally = setup, tally
+        self._open: OrderedDict[int, CapturedGraph] = OrderedDict()
+        self._kept: dict[int, tuple[torch.Tensor, ...]] = {}
+        self._had: set[int] = set()
+        self.refused: dict[int, Exception] = {}
+        self.cut: Cut | NoCut | None = None
+        self._pool = setup.backend.pool()
+        self._watch = ModelWatch(setup.model)
+
+    @property
+    def memory_bytes(self) -> dict[int, int | None]:
+        """Of each graph there is, by batch size."""
+        return {size: graph.receipt.memory_bytes for size, graph in self._open.items()}
+
+    def at(self, size: int) -> CapturedGraph | None:
+        """The graph of one batch size, captured if need be; None when its capture is refused."""
+        if self._watch.has_changed():
+            self._tally.state_changes += 1
+            self.drop()
+        graph = self._open.get(size)
+        if graph is None:
+            return self._captured(size)
+        if self._setup.max_graphs is not None:
+            self._open.move_to_end(size)
+        return graph
+
+    def capture(self, sizes: Iterable[int]) -> None:
+        """Capture these batch sizes, the largest first, as many as there may be."""
+        for size in sorted(sizes, reverse=True)[: self._setup.max_graphs]:
+            self._captured(size)
+
+    def recapture(self) -> None:
+        """Drop all graphs and capture the same batch sizes again."""
+        sizes = [*self._open, *self.refused]
+        self.drop()
+        self.capture(sizes)
+
+    def drop(self) -> None:
+        """Close all graphs and look at the model anew."""
+        self.close()
+        self._pool = self._setup.backend.pool()
+        self._watch = ModelWatch(self._setup.model)
+
+    def close(self) -> None:
+        """Release all graphs and what they read."""
+        self._open.clear()
+        self.refused.clear()
+        self.cut = None
+        try:
+            self._pool.close()
+        finally:
+            self._kept.clear()  # after the pool, which has waited for the last replay
+
+    def _captured(self, size: int) -> CapturedGraph | None:
+        if size in self.refused:
+            return None
+        self._make_room()
+        started_ns = time.perf_counter_ns()
+        try:
+            return self._capture(size)
+        except _REFUSALS as error:
+            if self._setup.strict:
+                raise
+            self.refused[size] = error
+            return None
+        finally:
+            self._tally.capture_ns += time.perf_counter_ns() - started_ns
+
+    def _capture(self, size: int) -> CapturedGraph:
+        setup, example = self._setup, self._setup.example_at(size)
+        undo = Undo(setup.model, setup.backend, extras=opaque_arguments([example]))
+        with undo.undone():
+            graph = self._pool.capture(setup.model, example.args, example.kwargs, batch_size=size)
+        kept = undo.kept
+        if self.cut is None and size > 1:
+            with undo.undone(), setup.backend.running():
+                self.cut = find_cut(setup.model, setup.example_at(size), setup.example_at(size - 1), size)
+        undo.assert_unchanged()
+        self._open[size], self._kept[size] = graph, kept
+        self._tally.captures += 1
+        self._tally.recaptures += size in self._had
+        self._had.add(size)
+        return graph
+
+    def _make_room(self) -> None:
+        limit = self._setup.max_graphs
+        while limit is not None and len(self._open) >= limit:
+            size, graph = self._open.popitem(last=False)
+            graph.close()
+            del self._kept[size]
+            self._tally.evictions += 1
