@@ -33,18 +33,11 @@ def check_replays(
 ) -> dict[int, Agreement | Disagreement]:
     """Replay every graph against eager, twice, each time on new inputs with poisoned outputs.
 
-    Eager runs twice from the same state, inputs and seed before each replay: what eager itself does not repeat is
-    not held against the graph. Outputs and the state after are judged by ``torch.testing.assert_close`` with
-    ``equal_nan``; ``rtol`` and ``atol`` default to those of the dtype. ``model`` and the random generators are
-    afterwards as they were, bit by bit.
-
-    Args:
-        eager_for: the eager model for a batch size, whose answers are right.
-        model: what owns the state.
-        seed: decides inputs, generators and order.
-        captured_at: the address of every state tensor when the graphs were captured, to explain a difference.
-
-    Raises :class:`~pytest_cudagraph.errors.InputError` when eager cannot take fresh inputs and
+    Eager (``eager_for``) runs twice from the same state, inputs and seed before each replay: what eager itself does
+    not repeat is not held against the graph. Outputs and the state of ``model`` after are judged by
+    ``torch.testing.assert_close`` with ``equal_nan``; ``rtol`` and ``atol`` default to those of the dtype. ``model``
+    and the generators are afterwards as they were. ``captured_at`` tells where state lay at capture, to explain a
+    difference. Raises :class:`~pytest_cudagraph.errors.InputError` when eager cannot take fresh inputs and
     :class:`~pytest_cudagraph.errors.CudagraphError` when a replay raises or the state cannot be brought back.
     """
     with Start(model, examples.values(), backend) as start:
