@@ -1,0 +1,106 @@
+"""A process of its own: captures are refused, and everything must work as if nothing had been.
+
+``python after_a_refusal.py KIND...`` runs the kinds named, one after the other in this one process. A broken recovery
+would spoil every later test of the process it happens in, which is why these run apart from the suite.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+
+from pytest_cudagraph.backends import open_backend
+from pytest_cudagraph.errors import CaptureRefusal
+
+
+def reads_a_scalar(x: torch.Tensor) -> torch.Tensor:
+    return x * x.sum().item()
+
+
+def reads_a_scalar_after_drawing(x: torch.Tensor) -> torch.Tensor:
+    return (x + torch.rand_like(x)) * x.sum().item()
+
+
+def copies_from_the_host(x: torch.Tensor) -> torch.Tensor:
+    return x + torch.tensor([1.0, 2.0, 3.0, 4.0], device=x.device)
+
+
+def has_a_dynamic_shape(x: torch.Tensor) -> torch.Tensor:
+    return x[x > 0].sum() + x
+
+
+def raises_in_python(x: torch.Tensor) -> torch.Tensor:
+    if torch.cuda.is_current_stream_capturing():
+        raise ValueError("only while capturing")
+    return x + 1
+
+
+def swallows_the_refusal(x: torch.Tensor) -> torch.Tensor:
+    try:
+        return x * x.sum().item()
+    except RuntimeError:
+        return x + 1
+
+
+KINDS = {
+    "item": (reads_a_scalar, "host-sync"),
+    "item-after-drawing": (reads_a_scalar_after_drawing, "host-sync"),
+    "host-copy": (copies_from_the_host, "host-data"),
+    "dynamic-shape": (has_a_dynamic_shape, "dynamic-shape"),
+    "python-error": (raises_in_python, "unknown-op"),
+    "swallowed": (swallows_the_refusal, "host-sync"),
+}
+
+
+def main(kinds: list[str]) -> None:
+    backend = open_backend("cuda")
+    x = torch.ones(4, device=backend.device)
+    with backend.pool() as pool:
+        earlier = pool.capture(lambda x: x * 3, (x,), {}, batch_size=4)
+        for kind in kinds:
+            model, hazard = KINDS[kind]
+            refuse(pool, model, hazard, x)
+            assert earlier(x + 1).eq(6).all(), f"{kind}: a graph captured earlier replays something else"
+            use_the_gpu(kind)
+            later = pool.capture(lambda x: x * 5, (x,), {}, batch_size=4)
+            assert later(x + 1).eq(10).all(), f"{kind}: the next capture replays something else"
+            draw_in_a_graph(pool, x, kind)
+    torch.cuda.empty_cache()
+    print("fine after:", *kinds)
+
+
+def refuse(pool, model, hazard, x):
+    with pytest.raises(CaptureRefusal) as raised:
+        pool.capture(model, (x,), {}, batch_size=4)
+    refusal = raised.value
+    print(f"{model.__name__}: {refusal}")
+    assert refusal.hazard == hazard, f"{model.__name__}: hazard {refusal.hazard}, expected {hazard}"
+    assert refusal.site is not None, f"{model.__name__}: no line of the model is named"
+    assert refusal.site.file == __file__, f"{model.__name__}: {refusal.site} is no line of the model"
+
+
+def use_the_gpu(kind):
+    torch.cuda.empty_cache()
+    torch.manual_seed(1)
+    first = torch.rand(1000, device="cuda")
+    torch.manual_seed(1)
+    assert torch.equal(torch.rand(1000, device="cuda"), first), f"{kind}: the seed no longer decides"
+    assert not torch.equal(torch.rand(1000, device="cuda"), first), f"{kind}: random numbers stand still"
+    product = torch.ones(64, 64, device="cuda") @ torch.ones(64, 64, device="cuda")
+    assert product.sum().item() == 64**3, f"{kind}: plain CUDA work went wrong"
+    assert not torch.cuda.is_current_stream_capturing(), f"{kind}: the caller's stream still captures"
+
+
+def draw_in_a_graph(pool, x, kind):
+    graph = pool.capture(torch.rand_like, (x,), {}, batch_size=4)
+    torch.manual_seed(2)
+    first, second = graph(x).clone(), graph(x).clone()
+    assert not torch.equal(first, second), f"{kind}: replays draw the same numbers"
+    torch.manual_seed(2)
+    assert torch.equal(torch.rand_like(x), first), f"{kind}: a replay draws other numbers than eager"
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,83 @@
+"""Tests that only a CUDA GPU can answer: collected everywhere, skipped with one reason where there is none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from pytest_cudagraph import leaves
+from pytest_cudagraph.backends import open_backend
+from pytest_cudagraph.device import why_no_gpu
+from pytest_cudagraph.inputs import Example
+
+HERE = Path(__file__).parent
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Mark before ``-m gpu`` is looked at. Asking the machine makes a CUDA context, so only where tests of ours run."""
+    ours = [item for item in items if HERE in item.path.parents]
+    missing = why_no_gpu() if ours else None
+    for item in ours:
+        item.add_marker(pytest.mark.gpu)
+        # What torch and the compilers deprecate among themselves changes by version, and nothing here is about it.
+        item.add_marker(pytest.mark.filterwarnings("default"))
+        if missing is not None:
+            item.add_marker(pytest.mark.skip(reason=f"needs a CUDA GPU: {missing.found}"))
+
+
+@pytest.fixture
+def backend():
+    return open_backend("cuda")
+
+
+@pytest.fixture
+def pool(backend):
+    with backend.pool() as pool:
+        yield pool
+
+
+@pytest.fixture(autouse=True)
+def _same_numbers_every_time():
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def capture(pool):
+    """Capture one graph of a model, of plain positional inputs."""
+
+    def capture(model, *args, batch_size=None):
+        return pool.capture(model, args, {}, batch_size=batch_size or len(args[0]))
+
+    return capture
+
+
+@pytest.fixture
+def examples(backend):
+    """Random rows for every batch size asked for."""
+
+    def make(*sizes, features=64):
+        rows = {size: torch.randn(size, features, device=backend.device) for size in sizes}
+        return {size: Example(args=(row,), kwargs={}) for size, row in rows.items()}
+
+    return make
+
+
+@pytest.fixture
+def reserved(backend):
+    """Bytes the allocator holds once it has given back what nobody uses."""
+
+    def read():
+        backend.synchronize()
+        torch.cuda.empty_cache()
+        return torch.cuda.memory_reserved()
+
+    return read
+
+
+@pytest.fixture
+def copied():
+    """A copy of what a replay returned, which the next replay overwrites."""
+    return lambda output: leaves.map_tensors(torch.clone, output)

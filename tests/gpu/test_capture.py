@@ -1,0 +1,194 @@
+"""One graph per batch size from one pool: order, memory, and a model that is left as it was."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.gpu.small_models import Counts, Mlp
+
+from pytest_cudagraph.capture import capture_batches
+from pytest_cudagraph.errors import InputError
+
+
+def captured(pool, backend, model, examples):
+    return capture_batches(lambda _: model, examples, pool, model=model, backend=backend)
+
+
+def test_the_largest_batch_is_captured_first_and_every_graph_replays_what_eager_computes(backend, pool, examples):
+    model, rows = Mlp().cuda().eval(), examples(1, 8, 4)
+    captures = captured(pool, backend, model, rows)
+    assert list(captures.graphs) == [8, 4, 1]
+    assert captures.refused is None
+    for size, graph in captures.graphs.items():
+        fresh = torch.randn(size, 64, device=backend.device)
+        torch.testing.assert_close(graph(fresh), model(fresh))
+        assert graph.replays == 1
+
+
+def test_warm_up_and_capture_leave_state_and_generators_bit_equal(backend, pool, examples):
+    class Draws(Counts):
+        def forward(self, x):
+            return super().forward(x) + torch.rand_like(x)
+
+    model, rows = Draws().cuda(), examples(2, 4)
+    torch.cuda.manual_seed(3)
+    before = torch.cuda.get_rng_state().clone()
+    captured(pool, backend, model, rows)
+    assert model.steps.item() == 0
+    assert not model.mean.any()
+    assert torch.equal(torch.cuda.get_rng_state(), before)
+
+
+def test_a_replay_moves_the_state_of_the_model(backend, pool, examples):
+    model, rows = Counts().cuda(), examples(4)
+    graph = captured(pool, backend, model, rows).graphs[4]
+    for _ in range(3):
+        graph(*rows[4].args)
+    assert model.steps.item() == 3
+
+
+def test_a_smaller_graph_fits_into_the_memory_the_larger_one_left(backend, reserved, examples):
+    model, rows = Mlp(features=1024, width=8192).cuda().eval(), examples(2048, 4096, features=1024)
+    with backend.pool() as alone:
+        small_alone = captured(alone, backend, model, {2048: rows[2048]}).graphs[2048].receipt.memory_bytes
+    reserved()
+    with backend.pool() as shared:
+        graphs = captured(shared, backend, model, rows).graphs
+        assert graphs[4096].receipt.memory_bytes > small_alone
+        assert graphs[2048].receipt.memory_bytes < small_alone / 4
+
+
+def test_the_memory_of_a_graph_is_the_growth_of_what_torch_has_reserved(backend, capture, reserved, pool):
+    model, row = Mlp(features=1024, width=4096).cuda().eval(), torch.randn(1024, 1024, device=backend.device)
+    capture(model, row[:1])  # whatever libraries keep for good is there afterwards
+    before = reserved()
+    graph = capture(model, row)
+    static_input_bytes = row.untyped_storage().nbytes()
+    grown = reserved() - before
+    of_pool = sum(
+        segment["total_size"]
+        for segment in torch.cuda.memory_snapshot()
+        if tuple(segment["segment_pool_id"]) == tuple(pool._handle)
+    )
+    assert graph.receipt.memory_bytes <= of_pool
+    # The buffers inputs are copied into lie outside of the pool; the allocator rounds either to its segments.
+    assert abs(grown - graph.receipt.memory_bytes) <= static_input_bytes + 24 * 2**20
+
+
+def test_a_closed_pool_gives_its_memory_back(backend, reserved):
+    model, row = Mlp(features=1024, width=4096).cuda().eval(), torch.randn(1024, 1024, device=backend.device)
+    with backend.pool() as warm:
+        warm.capture(model, (row,), {}, batch_size=1024)
+    before = reserved()
+    with backend.pool() as pool:
+        pool.capture(model, (row,), {}, batch_size=1024)
+        assert reserved() > before
+    assert reserved() == before
+
+
+def test_many_pools_one_after_the_other_hold_nothing(backend, reserved):
+    model, row = Mlp().cuda().eval(), torch.randn(8, 64, device=backend.device)
+    levels = []
+    for _ in range(12):
+        with backend.pool() as pool:
+            pool.capture(model, (row,), {}, batch_size=8).replay()
+        levels.append(reserved())
+    assert levels[-1] == levels[2]
+
+
+def test_random_numbers_advance_with_each_replay_and_follow_the_seed(capture, copied):
+    noise = torch.nn.Dropout(0.5).train()
+    x = torch.ones(4096, device="cuda")
+    graph = capture(lambda x: noise(x) + torch.rand_like(x), x)
+    torch.manual_seed(7)
+    first, second = copied(graph(x)), copied(graph(x))
+    assert not torch.equal(first, second)
+    torch.manual_seed(7)
+    assert torch.equal(graph(x), first)
+    torch.manual_seed(7)
+    with torch.inference_mode():
+        assert torch.equal(noise(x) + torch.rand_like(x), first)
+
+
+def test_replays_and_eager_draw_from_one_generator_in_turn(capture, copied):
+    x = torch.ones(1024, device="cuda")
+    graph = capture(torch.rand_like, x)
+    torch.manual_seed(7)
+    eager = [torch.rand_like(x) for _ in range(4)]
+    torch.manual_seed(7)
+    mixed = [copied(graph(x)), torch.rand_like(x), copied(graph(x)), torch.rand_like(x)]
+    for one, other in zip(eager, mixed, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_parameters_changed_in_place_are_seen(capture):
+    layer, x = torch.nn.Linear(16, 4).cuda(), torch.randn(2, 16, device="cuda")
+    graph = capture(layer, x)
+    with torch.no_grad():
+        layer.weight.mul_(2)
+        layer.bias.zero_()
+    torch.testing.assert_close(graph(x), layer(x).detach())
+
+
+def test_parameters_replaced_through_data_are_not_seen(capture, copied):
+    layer, x = torch.nn.Linear(16, 4).cuda(), torch.randn(2, 16, device="cuda")
+    graph = capture(layer, x)
+    held, before = layer.weight.data, copied(graph(x))  # held, so that its memory is not given to another tensor
+    layer.weight.data = torch.zeros_like(held)
+    assert torch.equal(graph(x), before)
+    assert not torch.allclose(layer(x), before)
+
+
+def test_a_replay_is_ordered_after_what_the_callers_stream_has_queued(backend, capture):
+    graph = capture(lambda x: x * 2, torch.zeros(1 << 20, device="cuda"))
+    busy = torch.randn(4096, 4096, device="cuda")
+    stream = torch.cuda.Stream()
+    backend.synchronize()  # the capture's own work was on other streams
+    with torch.cuda.stream(stream):
+        x = torch.zeros(1 << 20, device="cuda")
+        for _ in range(20):
+            busy = busy @ busy / 4096
+        x.add_(3)
+        seen = graph(x).clone()
+    stream.synchronize()
+    assert seen.eq(6).all()
+
+
+def test_one_stream_can_be_ordered_after_another_between_two_calls_of_a_graph(backend, capture, copied):
+    graph = capture(lambda x: x * 2, torch.zeros(1 << 20, device="cuda"))
+    busy, first = torch.randn(4096, 4096, device="cuda"), torch.ones(1 << 20, device="cuda")
+    backend.synchronize()
+    one, other = torch.cuda.Stream(), torch.cuda.Stream()
+    with torch.cuda.stream(one):
+        for _ in range(20):
+            busy = busy @ busy / 4096
+        seen = copied(graph(first))
+        earlier = backend.order_after(None)
+    with torch.cuda.stream(other):
+        backend.order_after(earlier)
+        seen_after = copied(graph(first * 5))
+    backend.synchronize()
+    assert seen.eq(2).all()
+    assert seen_after.eq(10).all()
+
+
+def test_inputs_on_the_cpu_are_refused_by_name(capture):
+    with pytest.raises(InputError, match=r"args\[0\]: a graph on cuda:\d takes tensors on cuda:\d"):
+        capture(lambda x: x + 1, torch.ones(4))
+
+
+def test_inputs_of_another_shape_are_refused_and_nothing_is_launched(capture):
+    graph = capture(lambda x: x + 1, torch.ones(4, device="cuda"))
+    with pytest.raises(InputError, match=r"\(4,\) on cuda:\d; this call gives float32 \(3,\)"):
+        graph(torch.ones(3, device="cuda"))
+    assert graph.replays == 0
+
+
+def test_capture_under_autocast_sees_new_weights(capture):
+    layer, x = torch.nn.Linear(64, 64).cuda(), torch.randn(8, 64, device="cuda")
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        graph = capture(layer, x)
+        with torch.no_grad():
+            layer.weight.zero_()
+            layer.bias.fill_(3)
+        assert graph(x).eq(3).all()

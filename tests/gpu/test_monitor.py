@@ -1,0 +1,68 @@
+"""What NVML tells is what nvidia-smi tells."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+
+import pytest
+import torch
+
+from pytest_cudagraph import device
+from pytest_cudagraph.monitor import PerfMonitor
+
+
+@pytest.fixture
+def smi():
+    """Ask nvidia-smi for one figure of the GPU torch calls 0, found by its UUID."""
+    if shutil.which("nvidia-smi") is None:
+        pytest.skip("nvidia-smi is not on the path")
+    uuid = str(torch.cuda.get_device_properties(0).uuid)
+    which = uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
+
+    def ask(figure):
+        command = ["nvidia-smi", "-i", which, f"--query-gpu={figure}", "--format=csv,noheader,nounits"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        if done.returncode:
+            pytest.skip(f"nvidia-smi does not answer: {done.stdout.strip() or done.stderr.strip()}")
+        return done.stdout.strip()
+
+    return ask
+
+
+def watched():
+    with PerfMonitor() as watch:
+        work = torch.randn(4096, 4096, device="cuda")
+        for _ in range(20):
+            work = (work @ work) / 64
+        torch.cuda.synchronize()
+        watch.sample()
+    return watch.card
+
+
+def test_the_card_names_the_gpu_and_reads_every_figure():
+    card = watched()
+    assert card.gpus, card.notes
+    gpu = card.gpus[0]
+    assert gpu.name == torch.cuda.get_device_name(0)
+    assert len(gpu.samples) == 3
+    sample = gpu.samples[-1]
+    assert None not in (sample.sm_clock_mhz, sample.temperature_c, sample.power_w, sample.memory_used_bytes), card.notes
+
+
+def test_driver_and_name_are_those_of_nvidia_smi(smi):
+    described = device.describe("cuda")
+    assert described.driver == smi("driver_version")
+    assert described.name == smi("name")
+
+
+def test_clock_limit_and_memory_are_those_of_nvidia_smi(smi):
+    gpu = watched().gpus[0]
+    assert gpu.max_sm_clock_mhz == int(smi("clocks.max.sm"))
+    used_mib = gpu.samples[-1].memory_used_bytes / 2**20
+    # NVML's first interface counts what the driver reserves for itself, nvidia-smi does not: some hundred MiB.
+    assert abs(used_mib - int(smi("memory.used"))) < 1500
+
+
+def test_temperature_is_that_of_nvidia_smi(smi):
+    assert abs(watched().gpus[0].samples[-1].temperature_c - int(smi("temperature.gpu"))) <= 10

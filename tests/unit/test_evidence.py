@@ -1,0 +1,324 @@
+"""The evidence of GPUs: the page made of it, its age, and that no rehearsal passes for one."""
+
+from __future__ import annotations
+
+import copy
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("numpy", reason="the benchmarks need numpy")
+
+from benchmarks import evidence_age, gpu_page
+from benchmarks.suite import evidence, extras, loop, page, schedule, tree
+from benchmarks.suite.arms import NotAvailable
+
+ROOT = Path(__file__).resolve().parents[2]
+
+QUANTILES = {"samples": 400, "minimum_ns": 95e3, "q25_ns": 98e3, "median_ns": 100e3, "q75_ns": 102e3, "q90_ns": 110e3}
+REPLAY = {name: value / 2 for name, value in QUANTILES.items()} | {
+    "samples": 400,
+    "largest_difference": 0.0,
+    "capture_seconds": 0.01,
+    "memory_bytes": 2 * 2**20,
+    "kernels": 9,
+    "compile_seconds": None,
+}
+CELL = {
+    "model": "encoder",
+    "batch_size": 8,
+    "dtype": "bfloat16",
+    "parameters": 1000,
+    "arms": {"eager": {**QUANTILES, "largest_difference": 0.0}, "replay": REPLAY},
+    "speedup": {"estimate": 2.0, "low": 1.98, "high": 2.02, "noise_ratio": 0.01, "blocks": 30},
+    "check": "agrees",
+    "keeps_state": False,
+    "measure_seconds": 1.2,
+    "seconds": 3.0,
+}
+RUN = {
+    "schema": 1,
+    "rehearsal": False,
+    "began_at": "2026-11-21T09:00:00+00:00",
+    "ended_at": "2026-11-21T09:07:00+00:00",
+    "seconds": 420.0,
+    "limit_seconds": 470.0,
+    "source": {"tree": "1a2b3c4d5e6f", "dirty": False},
+    "device": {
+        "kind": "cuda",
+        "name": "NVIDIA H200",
+        "driver": "580.159",
+        "cuda": "13.0",
+        "torch": "2.11.0",
+        "python": "3.12.3",
+        "host_cpu": "Some CPU",
+        "platform": "Linux",
+        "threads": 16,
+    },
+    "versions": {},
+    "clocks": [{"slowdowns": [], "is_shared": False}],
+    "notes": [],
+    "cells": [CELL],
+    "overhead": {"difference_ns": {"q25": 900.0, "median": 1200.0, "q75": 1500.0}},
+    "verdicts": [
+        {
+            "model": "encoder",
+            "batch_size": 1,
+            "decision": "pass",
+            "target_ratio": 1.15,
+            "seconds": 0.3,
+            "noise_ratio": 0.01,
+        }
+    ],
+    "false_alarms": {"decisions": {"pass": 200, "fail": 0, "open": 0}, "runs": 200},
+    "kernel_time": [
+        {
+            "model": "encoder",
+            "batch_size": 8,
+            "eager": {"busy_ns": 41e3, "works": 9},
+            "replay": {"busy_ns": 40e3, "works": 9},
+        }
+    ],
+    "traces": [],
+    "left_out": ["vit at batch 96 (3 arms): expected 4 s, 2 s left"],
+    "failures": [],
+}
+
+
+@pytest.fixture
+def written(tmp_path):
+    """Write runs as evidence files, each a change of the one above."""
+
+    def write(*changes):
+        for number, change in enumerate(changes):
+            evidence.write(tmp_path / "nvidia-h200" / f"{number}.json", {**copy.deepcopy(RUN), **change})
+        return tmp_path
+
+    return write
+
+
+# The page
+
+
+def test_the_page_in_the_docs_is_the_one_the_script_makes():
+    made = page.page(ROOT / "benchmarks" / "evidence")
+    assert (ROOT / "docs" / "gpu.md").read_text(encoding="utf-8") == made, "run python benchmarks/gpu_page.py"
+
+
+def test_without_evidence_the_page_says_that_no_gpu_has_run_it(tmp_path):
+    assert "No GPU has run this code yet" in page.page(tmp_path)
+
+
+def test_a_page_of_one_run(written, golden):
+    failed = {"reason": "RuntimeError: accessing tensor output of CUDAGraphs"}
+    more = {**CELL, "batch_size": 1, "arms": {**CELL["arms"], "reduce-overhead": failed}}
+    golden("gpu-page.md", page.page(written({"cells": [CELL, more]})))
+
+
+def test_a_page_of_a_run_cut_short_says_so_and_needs_nothing_that_comes_late(written):
+    early = {"cells": [], "overhead": None, "verdicts": [], "false_alarms": None, "kernel_time": [], "clocks": []}
+    text = page.page(written({**early, "ended_at": None}))
+    assert "- the run was cut short" in text
+    assert "NVML gave no readings." in text
+
+
+def test_the_newest_run_of_each_device_is_shown(written):
+    older, newer = {"began_at": "2026-11-20T09:00:00+00:00"}, {"began_at": "2026-11-22T09:00:00+00:00"}
+    folder = written(newer, older)
+    assert [run["began_at"] for run in page.latest_of_each_device(folder)] == [newer["began_at"]]
+    assert evidence.newest(folder)["began_at"] == newer["began_at"]
+
+
+def test_a_cell_measured_again_with_more_arms_replaces_the_first():
+    again = {**CELL, "seconds": 60.0}
+    assert page.cells_of({"cells": [CELL, again]})[("encoder", 8)]["seconds"] == 60.0
+
+
+def test_attainable_is_eager_over_the_kernels_of_the_replay():
+    assert page.attainable(RUN) == [("encoder", 8, 2.0, 2.5)]
+
+
+# Rehearsals
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"rehearsal": True}, "a rehearsal on a CPU, which says nothing of a GPU"),
+        ({"device": {**RUN["device"], "kind": "cpu"}}, "a rehearsal on a CPU, which says nothing of a GPU"),
+        ({"schema": 2}, "not evidence of schema 1"),
+    ],
+)
+def test_what_is_no_evidence_of_a_gpu_is_refused_by_page_and_age(written, tmp_path, capsys, change, why):
+    folder = written(change)
+    with pytest.raises(evidence.ForeignEvidence) as raised:
+        page.page(folder)
+    assert str(raised.value) == f"0.json: {why}"
+    assert gpu_page.main(folder, tmp_path) == 1
+    assert capsys.readouterr().err == f"0.json: {why}; nothing was written\n"
+    assert not (tmp_path / "gpu.md").exists()
+
+
+def test_a_damaged_file_is_refused_by_name(tmp_path):
+    (tmp_path / "some-gpu").mkdir()
+    (tmp_path / "some-gpu" / "run.json").write_text("{", encoding="utf-8")
+    with pytest.raises(evidence.ForeignEvidence, match=r"^run\.json: cannot be read"):
+        evidence.newest(tmp_path)
+
+
+def test_a_rehearsal_must_say_where_its_file_goes():
+    command = [sys.executable, str(ROOT / "benchmarks" / "gpu.py"), "--rehearse"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    assert "--rehearse needs --out: its figures are no evidence and must not lie among any" in done.stderr
+
+
+def test_a_figure_that_is_no_number_becomes_null_and_costs_nothing_else(tmp_path):
+    evidence.write(tmp_path / "gpu" / "run.json", {**RUN, "cells": [{"a": float("nan"), "b": (1.0, float("inf"))}]})
+    assert evidence.newest(tmp_path)["cells"] == [{"a": None, "b": [1.0, None]}]
+
+
+# Its age
+
+
+@pytest.fixture
+def repository(tmp_path):
+    """A repository with two files below ``src``; a function that runs git in it."""
+
+    def git(*arguments):
+        name = ["-c", "user.name=nobody", "-c", "user.email=nobody@example.org"]
+        done = subprocess.run(["git", *name, *arguments], cwd=tmp_path, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    git("init", "-q")
+    (tmp_path / "src" / "package").mkdir(parents=True)
+    (tmp_path / "src" / "package" / "one.py").write_text("1\n", encoding="utf-8")
+    (tmp_path / "src" / "package.txt").write_text("sorts before the folder's slash\n", encoding="utf-8")
+    git("add", ".")
+    git("commit", "-q", "-m", "first")
+    return git
+
+
+def measured_now(root):
+    source = tree.source(root)
+    evidence.write(root / "benchmarks" / "evidence" / "nvidia-h200" / "run.json", {**RUN, "source": source})
+    return str(source["tree"])[:10]
+
+
+def test_the_tree_is_gits_own_name_for_the_folder(repository, tmp_path):
+    (tmp_path / "src" / "__pycache__").mkdir()
+    (tmp_path / "src" / "__pycache__" / "one.pyc").write_bytes(b"")
+    (tmp_path / "src" / "empty").mkdir()
+    assert tree.tree_of(tmp_path / "src") == repository("rev-parse", "HEAD:src")
+    assert tree.source(tmp_path)["dirty"] is False
+    (tmp_path / "src" / "package" / "one.py").write_text("2\n", encoding="utf-8")
+    assert tree.source(tmp_path)["dirty"] is True
+
+
+def test_without_git_a_tree_is_known_and_whether_it_is_committed_is_not(tmp_path):
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "one.py").write_text("1\n", encoding="utf-8")
+    assert tree.source(tmp_path)["dirty"] is None
+
+
+def test_no_evidence_has_no_age(tmp_path):
+    assert evidence_age.age(tmp_path) == "GPU evidence: none yet"
+
+
+def test_evidence_of_this_very_source_is_current(repository, tmp_path):
+    measured = measured_now(tmp_path)
+    (tmp_path / "README.md").write_text("not a source\n", encoding="utf-8")
+    assert evidence_age.age(tmp_path) == f"GPU evidence: current (tree {measured}, 2026-11-21, NVIDIA H200)"
+
+
+def test_evidence_is_stale_since_the_first_commit_that_changed_the_source(repository, tmp_path):
+    measured = measured_now(tmp_path)
+    (tmp_path / "src" / "package" / "one.py").write_text("2\n", encoding="utf-8")
+    repository("commit", "-q", "-am", "second")
+    second = repository("rev-parse", "HEAD")
+    (tmp_path / "src" / "two.py").write_text("2\n", encoding="utf-8")
+    repository("add", "src")
+    repository("commit", "-q", "-m", "third")
+    about = f"(tree {measured}, 2026-11-21, NVIDIA H200)"
+    assert evidence_age.age(tmp_path) == f"GPU evidence: stale since {second[:10]}, 2 files {about}"
+
+
+def test_changes_that_are_not_committed_make_it_stale_too(repository, tmp_path):
+    measured = measured_now(tmp_path)
+    (tmp_path / "src" / "package" / "one.py").write_text("2\n", encoding="utf-8")
+    about = f"(tree {measured}, 2026-11-21, NVIDIA H200)"
+    assert evidence_age.age(tmp_path) == (
+        f"GPU evidence: stale since the last commit, files changed but not committed {about}"
+    )
+
+
+def test_evidence_of_a_source_that_was_never_committed_says_so(repository, tmp_path):
+    one = tmp_path / "src" / "package" / "one.py"
+    one.write_text("2\n", encoding="utf-8")
+    measured_now(tmp_path)
+    one.write_text("3\n", encoding="utf-8")
+    assert "stale since an unknown commit: no commit of this history has that tree" in evidence_age.age(tmp_path)
+
+
+def test_evidence_that_cannot_be_read_is_said_and_fails_nothing(written, tmp_path):
+    evidence.write(tmp_path / "benchmarks" / "evidence" / "cpu" / "run.json", {**RUN, "rehearsal": True})
+    assert evidence_age.age(tmp_path) == (
+        "GPU evidence: unreadable: run.json: a rehearsal on a CPU, which says nothing of a GPU"
+    )
+
+
+# What the figures come from
+
+
+def test_kernel_time_counts_kernels_copies_and_fills_and_nothing_else(tmp_path):
+    events = [
+        {"cat": "kernel", "name": "gemm", "dur": 30.0},
+        {"cat": "gpu_memcpy", "name": "Memcpy DtoD", "dur": 2.0},
+        {"cat": "gpu_memset", "name": "Memset", "dur": 1.0},
+        {"cat": "cuda_runtime", "name": "cudaGraphLaunch", "dur": 100.0},
+        {"name": "a mark without a category"},
+    ]
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps({"traceEvents": events}), encoding="utf-8")
+    assert extras.busy_of(path, calls=3) == {"busy_ns": 11_000.0, "works": 1.0}
+    path.write_text(json.dumps({"traceEvents": events[3:]}), encoding="utf-8")
+    with pytest.raises(RuntimeError, match="the profiler saw no work"):
+        extras.busy_of(path, calls=3)
+
+
+def test_every_arm_is_sampled_equally_often_in_one_loop():
+    seen = []
+    calls = {name: (lambda name=name: seen.append(name)) for name in ("eager", "replay", "other")}
+    found = loop.interleave(calls, budget_s=0.01, synchronize=lambda: None, seed=1)
+    counts = {len(samples) for samples in found.samples_ns.values()}
+    assert len(counts) == 1
+    assert len(found.blocks) >= 1
+    assert set(seen) == set(calls)
+
+
+def test_what_fails_or_does_not_fit_is_written_down_and_the_run_goes_on():
+    def broken():
+        raise RuntimeError("CUDA error: out of memory\nmore")
+
+    def absent():
+        raise NotAvailable("not available on cpu")
+
+    document = {"cells": [], "overhead": None, "left_out": [], "failures": []}
+    steps = [
+        schedule.Step(name="long", goes_to="cells", expected_s=1e9, run=lambda: pytest.fail("it cannot fit")),
+        schedule.Step(name="broken", goes_to="cells", expected_s=0, run=broken),
+        schedule.Step(name="absent", goes_to="cells", expected_s=0, run=absent),
+        schedule.Step(name="fine", goes_to="cells", expected_s=0, run=lambda: {"model": "encoder"}),
+        schedule.Step(name="cost", goes_to="overhead", expected_s=0, run=lambda: {"call": 1}),
+    ]
+    told = []
+    # The performance counter counts from the start of the machine: ten seconds from now.
+    schedule.run(steps, document, ends_s=extras.time.perf_counter() + 10, after_step=told.append)
+    assert document["cells"] == [{"model": "encoder"}]
+    assert document["overhead"] == {"call": 1}
+    assert document["failures"] == ["broken: RuntimeError: CUDA error: out of memory"]
+    assert document["left_out"] == ["long: expected 1000000000 s, 10 s left", "absent: not available on cpu"]
+    assert [line.partition(":")[0] for line in told] == ["broken", "absent", "fine", "cost"]
