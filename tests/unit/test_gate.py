@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_cudagraph.errors import CaptureRefusal
+from pytest_cudagraph import gate
+from pytest_cudagraph.errors import CaptureRefusal, CudagraphError
 from pytest_cudagraph.gate import (
     judge_agreement,
     judge_baseline,
@@ -18,6 +19,7 @@ from pytest_cudagraph.values import (
     Agreement,
     DeviceInfo,
     Disagreement,
+    Finding,
     Interval,
     Judgement,
     Latency,
@@ -395,3 +397,27 @@ def test_what_check_and_capture_mean(case, gate, verdict):
 def test_every_judgement_has_a_reason_in_plain_words(found):
     assert found.reason
     assert not {"None", "nan", "inf"} & set(found.reason.replace("(", " ").replace(")", " ").split())
+
+
+@pytest.mark.parametrize(("loud", "verdict"), [(True, Verdict.NOT_CAPTURED), (False, Verdict.WRONG)])
+def test_a_hazard_refuses_the_capture_or_makes_it_wrong(loud, verdict):
+    finding = Finding(
+        id="host-sync",
+        level="error",
+        message="the host waits for a value",
+        fix="keep it on the device",
+        evidence="`x.item()`",
+        site=Site(file="model.py", line=20),
+        loud=loud,
+    )
+    judgement = gate.judge_finding(finding)
+    assert (judgement.gate, judgement.verdict) == ("audit", verdict)
+    assert judgement.reason == "model.py:20: the host waits for a value [host-sync]"
+    assert (judgement.evidence, judgement.remedy) == (("`x.item()`",), "fix: keep it on the device")
+
+
+def test_a_failed_compile_tells_its_first_line_and_keeps_the_rest():
+    judgement = gate.judge_compile_failure(CudagraphError("inductor failed\n  at batch 8\n  use compile='none'"))
+    assert (judgement.gate, judgement.verdict) == ("compile", Verdict.NOT_CAPTURED)
+    assert judgement.reason == "inductor failed"
+    assert judgement.evidence == ("at batch 8", "use compile='none'")

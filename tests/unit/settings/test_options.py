@@ -121,3 +121,10 @@ def test_spelt_out_choices_are_those_of_the_types():
 def test_the_options_page_shows_the_table():
     page = Path(__file__).parents[3] / "docs" / "options.md"
     assert options_markdown() in page.read_text(encoding="utf-8")
+
+
+def test_a_name_that_settings_do_not_have_is_an_attribute_error():
+    import pytest_cudagraph.settings
+
+    with pytest.raises(AttributeError, match="has no attribute 'Settngs'"):
+        _ = pytest_cudagraph.settings.Settngs

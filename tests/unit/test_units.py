@@ -1,0 +1,55 @@
+"""Numbers as a reader sees them: the unit keeps them short, and rounding never shows 1000.0."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_cudagraph import units
+
+
+@pytest.mark.parametrize(
+    ("nanoseconds", "text"),
+    [
+        (0, "0.0 ns"),
+        (999.94, "999.9 ns"),
+        (999.96, "1.0 µs"),
+        (112_100, "112.1 µs"),
+        (999_960, "1.0 ms"),
+        (1.5e6, "1.5 ms"),
+        (999.96e6, "1.0 s"),
+        (12.3e9, "12.3 s"),
+    ],
+)
+def test_latency(nanoseconds, text):
+    assert units.latency_text(nanoseconds) == text
+
+
+@pytest.mark.parametrize(("nanoseconds", "text"), [(4e6, "4 ms"), (99e6, "99 ms"), (100e6, "0.1 s"), (61e9, "61.0 s")])
+def test_seconds(nanoseconds, text):
+    assert units.seconds_text(nanoseconds) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (1024**2 - 1, "1.0 MiB"), (41 * 1024**2, "41.0 MiB"),
+     (3 * 1024**4, "3072.0 GiB")],
+)  # fmt: skip
+def test_bytes(count, text):
+    assert units.bytes_text(count) == text
+
+
+def test_ratios_and_percents():
+    assert units.factor_text(1.066) == "1.07x"
+    assert [units.percent_text(value) for value in (0.004, 0.0999, 0.1, -0.25)] == ["0.4 %", "10.0 %", "10 %", "-25 %"]
+
+
+def test_seconds_and_nanoseconds_are_inverse():
+    assert units.to_ns(units.to_seconds(123.0)) == 123.0
+
+
+@pytest.mark.parametrize(
+    ("count", "noun", "text"),
+    [(1, "kernel", "1 kernel"), (0, "kernel", "0 kernels"), (2, "batch", "2 batches"), (3, "process", "3 processes")],
+)
+def test_plurals(count, noun, text):
+    assert units.plural(count, noun) == text
