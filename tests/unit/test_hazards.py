@@ -76,6 +76,7 @@ REFUSED = {
     "matrix_exp": ("host-sync", lambda: torch.linalg.matrix_exp(SQUARE)),
     "inv_ex, checked": ("host-sync", lambda: torch.linalg.inv_ex(SQUARE, check_errors=True)),
     "cov": ("host-sync", lambda: torch.cov(X)),
+    "narrow from a tensor": ("host-sync", lambda: X.narrow(1, INDEX[0], 1)),
     "histc, open range": ("host-sync", lambda: torch.histc(X)),
     "renormed embedding": ("host-sync", lambda: F.embedding(INDEX, X.clone(), max_norm=1.0)),
     "masked_fill, device value": ("host-sync", lambda: X.masked_fill(MASK, ZERO_DIM)),
@@ -216,6 +217,15 @@ def test_a_pinned_allocation_is_refused():
     empty = torch.ops.aten.empty.memory_format
     assert hazards.refusal(empty, ([2],), {"pin_memory": True}).id == "host-sync"
     assert hazards.refusal(empty, ([2],), {"pin_memory": False}) is None
+
+
+def test_an_index_on_the_host_is_copied_to_the_device_that_holds_the_tensor():
+    elsewhere, index = torch.empty(2, 4, device="meta"), torch.tensor([0, 1])
+    read, write = torch.ops.aten.index.Tensor, torch.ops.aten.index_put_.default
+    assert hazards.refusal(read, (elsewhere, [None, index])).id == "host-data"
+    assert hazards.refusal(write, (elsewhere, [index], torch.empty(2, 4, device="meta"))).id == "host-data"
+    assert hazards.refusal(read, (elsewhere, [None, index.to("meta")])) is None
+    assert hazards.refusal(read, (X, [None, index])) is None
 
 
 def test_copies_between_devices_are_refused_by_direction():

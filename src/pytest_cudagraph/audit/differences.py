@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pytest_cudagraph.audit.trace import Operation, Outside, Trace
+from pytest_cudagraph.audit.trace import Operation, Trace
 from pytest_cudagraph.values import Site
 
 
@@ -23,21 +23,22 @@ def differences(first: Trace, second: Trace) -> tuple[Difference, ...]:
 
     What follows the first other operation or the first other shape is a consequence and stays unsaid.
     """
-    return tuple(_walk(first.operations, second.operations))
+    return tuple(_walk(first, second))
 
 
-def _walk(first: list[Operation], second: list[Operation]) -> Iterator[Difference]:
-    for one, other in zip(first, second, strict=False):
+def _walk(first: Trace, second: Trace) -> Iterator[Difference]:
+    ones, others = first.operations, second.operations
+    for one, other in zip(ones, others, strict=False):
         if one.name != other.name:
             yield _forked(one, other)
             return
-        yield from _at(one, other)
+        yield from _at(one, other, first.known)
         if one.shapes != other.shapes:
             return
-    if len(first) != len(second):
-        longer = first if len(first) > len(second) else second
-        surplus = longer[min(len(first), len(second))]
-        counts = f"{len(first)} operations, then {len(second)}"
+    if len(ones) != len(others):
+        longer = ones if len(ones) > len(others) else others
+        surplus = longer[min(len(ones), len(others))]
+        counts = f"{len(ones)} operations, then {len(others)}"
         yield Difference(
             id="control-flow", site=surplus.site, evidence=f"{counts}: {surplus.name} runs in one call only"
         )
@@ -49,8 +50,8 @@ def _forked(one: Operation, other: Operation) -> Difference:
     return Difference(id="control-flow", site=one.site, evidence=f"{one.name}, then {other.name}{where}")
 
 
-def _at(one: Operation, other: Operation) -> Iterator[Difference]:
-    moved = tuple(_moved(one, other))
+def _at(one: Operation, other: Operation, known: frozenset[int]) -> Iterator[Difference]:
+    moved = tuple(_moved(one, other, known))
     changed = _changed_scalar(one, other)
     yield from moved
     if changed is not None:
@@ -69,17 +70,18 @@ def _changed_scalar(one: Operation, other: Operation) -> str | None:
     return None
 
 
-def _moved(one: Operation, other: Operation) -> Iterator[Difference]:
-    before = {outside.storage for outside in one.reads if outside.origin != "input"}
+def _moved(one: Operation, other: Operation, known: frozenset[int]) -> Iterator[Difference]:
+    before = {outside.storage: outside.name for outside in one.reads if outside.origin != "input"}
     for outside in other.reads:
-        if outside.origin != "input" and outside.storage not in before:
-            yield Difference(
-                id=_kind(outside), site=other.site, evidence=f"{one.name} reads {outside.name} at another address"
-            )
-
-
-def _kind(outside: Outside) -> str:
-    return "rebinds-state" if outside.origin == "state" else "foreign-tensor"
+        if outside.origin == "input" or outside.storage in before:
+            continue
+        if outside.storage in known and outside.name not in before.values():
+            # Another piece of the same state: not moved, chosen.
+            names = f"{', '.join(before.values()) or 'nothing'}, then {outside.name}"
+            yield Difference(id="control-flow", site=other.site, evidence=f"{one.name} reads {names}")
+            return
+        hazard = "rebinds-state" if outside.origin == "state" else "foreign-tensor"
+        yield Difference(id=hazard, site=other.site, evidence=f"{one.name} reads {outside.name} at another address")
 
 
 def _shapes_text(operation: Operation) -> str:

@@ -12,7 +12,7 @@ from pytest_cudagraph.audit.trace import Operation, Trace
 from pytest_cudagraph.hazards import CATALOGUE
 from pytest_cudagraph.values import Finding, Level, Site
 
-_NUMBER_TAKERS = ("aten.index_put_", "aten.masked_fill")
+_NUMBER_TAKERS = ("aten.index_put_", "aten.masked_fill", "aten.fill_")
 _LOUD_CAUSES = frozenset({"host-sync", "dynamic-shape", "host-data"})
 
 
@@ -63,7 +63,7 @@ def _refusals(trace: Trace | None) -> list[Sign]:
 
 
 def _refusal_signs(operation: Operation, *, is_taken: bool) -> Iterator[Sign]:
-    """At most one. The number in ``x[mask] = 0.0`` is first made into a tensor: nothing to tell of."""
+    """At most one. The number in ``x[mask] = 0.0`` or ``x[0] = 0.0`` is first made into a tensor: nothing to tell."""
     refused = operation.refused
     is_number = refused is not None and (refused.id, refused.level) == ("host-data", "note")
     if refused is not None and not (is_number and is_taken):

@@ -74,8 +74,10 @@ class HostReads:
 
     def _functions(self) -> Iterator[tuple[Any, str, tuple[str, ...], Judge]]:
         seeds = ("manual_seed", "seed", "initial_seed", "get_rng_state", "set_rng_state")
-        yield torch, "torch", seeds, _seed
-        yield torch.random, "torch.random", seeds, _seed
+        # On a GPU the last three touch the host's generator alone, which a capture leaves in peace.
+        of_any_device = seeds[:2] if self.on_gpu else seeds
+        yield torch, "torch", of_any_device, _seed
+        yield torch.random, "torch.random", of_any_device, _seed
         yield torch.cuda, "torch.cuda", (*seeds, "manual_seed_all", "seed_all"), _seed
         yield torch.cuda, "torch.cuda", ("synchronize",), _sync
         yield getattr(torch, "accelerator", None), "torch.accelerator", ("synchronize",), _sync

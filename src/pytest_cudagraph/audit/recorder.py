@@ -20,6 +20,9 @@ from pytest_cudagraph.sources import user_site
 _TRANSPARENT = (torch.nn.Parameter, torch.nn.Buffer)
 """Subclasses in name only, without a dispatch of their own."""
 
+_PLAIN = (bool, int, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
+"""What a graph keeps by value. Of a generator, a storage or a function only the kind can be told."""
+
 
 class Recorder(QuietMode):
     """Writes one :class:`Trace`; ``known`` names the memory of inputs and state before the call."""
@@ -28,7 +31,7 @@ class Recorder(QuietMode):
 
     def __init__(self, backend: Backend, known: Mapping[int, Outside], kept_alive: list[object]) -> None:
         super().__init__()
-        self.trace = Trace(kept_alive=kept_alive)
+        self.trace = Trace(kept_alive=kept_alive, known=frozenset(known))
         self._backend = backend
         self._known = dict(known)
         self._made: dict[int, StorageWeakRef] = {}
@@ -40,7 +43,10 @@ class Recorder(QuietMode):
         return self._record(func, types, args, kwargs or {})
 
     def _record(self, func: Any, types: tuple[type, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        self.trace.subclasses.update(kind.__name__ for kind in types if not issubclass(kind, _TRANSPARENT))
+        # ``.data`` of a buffer comes with plain tensors among its types.
+        self.trace.subclasses.update(
+            kind.__name__ for kind in types if kind is not torch.Tensor and not issubclass(kind, _TRANSPARENT)
+        )
         given = list(_tensors((*args, *kwargs.values())))
         refused = self._judge(func, args, kwargs, given)
         plain = [*args, *sorted(kwargs.items())]
@@ -151,14 +157,14 @@ def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
 
 
 def _scalars(values: Iterable[Any]) -> Iterator[Any]:
-    """Plain arguments in a form that compares: NaN equals NaN, a tensor or a generator only its like."""
+    """Plain arguments in a form that compares: NaN equals NaN; what is not plain equals its like."""
     for value in values:
         if isinstance(value, list | tuple):
             yield from _scalars(value)
-        elif isinstance(value, torch.Tensor | torch.Generator):
-            yield type(value).__name__
+        elif isinstance(value, float | complex):
+            yield repr(value)
         else:
-            yield repr(value) if isinstance(value, float | complex) else value
+            yield value if isinstance(value, _PLAIN) else type(value).__name__
 
 
 def _short_name(func: Any) -> str:

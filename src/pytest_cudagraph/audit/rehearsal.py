@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +14,7 @@ import torch
 from pytest_cudagraph import inputs, leaves, state
 from pytest_cudagraph.audit.host_reads import HostReads, Sighting, as_if_capturing
 from pytest_cudagraph.audit.recorder import open_recorder
-from pytest_cudagraph.audit.trace import Outside, Trace, storage_of
+from pytest_cudagraph.audit.trace import Origin, Outside, Trace, storage_of
 from pytest_cudagraph.inputs import Example
 from pytest_cudagraph.protocols import Backend, Model
 
@@ -112,18 +112,20 @@ class _Stage:
 
     def _known(self, given: Example) -> tuple[dict[int, Outside], list[object]]:
         held = state.live(self.model, extras=self.extras)
-        known: dict[int, Outside] = {}
-        for name, tensor in held.items():
-            storage = storage_of(tensor)
-            if storage is not None:
-                known.setdefault(storage.cdata, Outside(origin="state", name=name, storage=storage.cdata))
         passed = [(f"args{path}", leaf) for path, leaf in leaves.named_leaves(given.args)]
         passed += [(f"kwargs{path}", leaf) for path, leaf in leaves.named_leaves(given.kwargs)]
-        for name, leaf in passed:
-            storage = storage_of(leaf) if isinstance(leaf, torch.Tensor) else None
-            if storage is not None:
-                known.setdefault(storage.cdata, Outside(origin="input", name=name, storage=storage.cdata))
-        return known, [*held.values()]
+        known: dict[int, Outside] = {}
+        # What the call frees (an input taken out of a dict, a parameter whose data is replaced) must not serve again
+        # under the same identity: references to the storages see to that without holding the memory.
+        kept_alive: list[object] = [*held.values()]
+        named: tuple[tuple[Origin, Iterable[tuple[str, Any]]], ...] = (("state", held.items()), ("input", passed))
+        for origin, tensors in named:
+            for name, tensor in tensors:
+                storage = storage_of(tensor) if isinstance(tensor, torch.Tensor) else None
+                if storage is not None:
+                    known.setdefault(storage.cdata, Outside(origin=origin, name=name, storage=storage.cdata))
+                    kept_alive.append(storage)
+        return known, kept_alive
 
 
 @dataclass(slots=True)

@@ -49,6 +49,8 @@ class Trace:
     subclasses: set[str] = field(default_factory=set)
     """Tensor subclasses with a dispatch of their own, whose inside was not seen."""
     kept_alive: list[object] = field(default_factory=list)
+    known: frozenset[int] = frozenset()
+    """The memory of inputs and state as the call began."""
 
 
 def storage_of(tensor: torch.Tensor) -> StorageWeakRef | None:

@@ -135,7 +135,8 @@ def _all_names(changes: Changes) -> list[str]:
 
 def _changed_arguments(example: Example, given: Example) -> tuple[str, ...]:
     before, after = _named_arguments(example), _named_arguments(given)
-    return tuple(name for name, tensor in before.items() if not same_bits(tensor, after[name]))
+    # A model may take items out of a dict it is given: gone is not changed.
+    return tuple(name for name, tensor in before.items() if name in after and not same_bits(tensor, after[name]))
 
 
 def _named_arguments(example: Example) -> dict[str, torch.Tensor]:

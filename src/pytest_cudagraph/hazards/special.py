@@ -86,6 +86,10 @@ def _tensor_sections(func: Any) -> list[Rule]:
     return [always(*SYNC)] if "tensor_indices" in func.name() else []
 
 
+def _tensor_start(func: Any) -> list[Rule]:
+    return [always(*SYNC)] if func.name().endswith(".Tensor") else []
+
+
 def _free_range(func: Any) -> list[Rule]:
     # Equal bounds (the default) make histc take them from the data.
     low, high = reader(func, "min"), reader(func, "max")
@@ -94,7 +98,12 @@ def _free_range(func: Any) -> list[Rule]:
 
 def _masked_read(func: Any) -> list[Rule]:
     read = reader(func, "indices")
-    return [lambda args, kwargs, from_host: SHAPE if _masks(read(args, kwargs)) else None]
+
+    def rule(args: tuple[Any, ...], kwargs: Mapping[str, Any], from_host: FromHost | None) -> Answer | None:
+        indices = read(args, kwargs)
+        return SHAPE if _masks(indices) else _sent_along(indices, args[0])
+
+    return [rule]
 
 
 def _masked_write(func: Any) -> list[Rule]:
@@ -106,7 +115,7 @@ def _masked_write(func: Any) -> list[Rule]:
         value = values(args, kwargs)
         is_number = _is_number(value, args[0], from_host)
         if not _masks(given):
-            return COPY if is_number else None
+            return COPY if is_number else _sent_along(given, args[0])
         # One mask and a number become masked_fill_, which needs no size.
         as_fill = len(given) == 1 and not accumulate(args, kwargs) and is_number is not False
         return None if as_fill else SHAPE
@@ -134,6 +143,12 @@ def _is_number(value: torch.Tensor, target: torch.Tensor, from_host: FromHost | 
     if value.device.type != "cpu":
         return False
     return None if from_host is None else from_host(value)
+
+
+def _sent_along(indices: Sequence[torch.Tensor | None], target: torch.Tensor) -> Answer | None:
+    """An index on the host is copied to the device by the operation itself, below what the dispatcher shows."""
+    crossings = (_crossing(index, target.device.type) for index in indices if index is not None)
+    return next((crossing for crossing in crossings if crossing is not None), None)
 
 
 def _masks(indices: Sequence[torch.Tensor | None]) -> bool:
@@ -179,6 +194,7 @@ SPECIAL: Mapping[str, Callable[[Any], list[Rule]]] = {
     "one_hot": _open_classes,
     "repeat_interleave": _missing_size,
     "tensor_split": _tensor_sections,
+    "narrow": _tensor_start,
     "histc": _free_range,
     "index": _masked_read,
     "_unsafe_index": _masked_read,

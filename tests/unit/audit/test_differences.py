@@ -79,6 +79,20 @@ def test_state_at_another_address_is_rebound_and_explains_a_larger_shape():
     assert found(first, second) == [("rebinds-state", LINE, "aten.mul.Tensor reads cache at another address")]
 
 
+def test_another_piece_of_the_state_that_was_there_all_along_is_control_flow():
+    first = Trace(operations=[operation(reads=(outside("state", 1, "experts.0.weight"),))], known=frozenset({1, 2}))
+    second = Trace(operations=[operation(reads=(outside("state", 2, "experts.1.weight"),))], known=frozenset({1, 2}))
+    (found,) = differences(first, second)
+    evidence = "aten.mul.Tensor reads experts.0.weight, then experts.1.weight"
+    assert (found.id, found.site, found.evidence) == ("control-flow", LINE, evidence)
+
+
+def test_state_that_trades_its_memory_with_other_state_is_rebound():
+    first = Trace(operations=[operation(reads=(outside("state", 1, "front"),))], known=frozenset({1, 2}))
+    second = Trace(operations=[operation(reads=(outside("state", 2, "front"),))], known=frozenset({1, 2}))
+    assert [found.id for found in differences(first, second)] == ["rebinds-state"]
+
+
 def test_an_unknown_tensor_at_another_address_is_foreign():
     first = [operation(reads=(outside("foreign", 1),))]
     second = [operation(reads=(outside("foreign", 2, "a tensor of (4,)"),))]

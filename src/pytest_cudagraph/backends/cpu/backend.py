@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from pytest_cudagraph.backends.autocast import uncached_autocast
 from pytest_cudagraph.backends.cpu.graph import CpuGraph
 from pytest_cudagraph.backends.cpu.intake import CpuInputs
 from pytest_cudagraph.backends.cpu.recording import record
@@ -72,7 +73,7 @@ class CpuPool:
         :class:`~pytest_cudagraph.errors.InputError` for an output that a graph cannot give.
         """
         inputs = CpuInputs(args, kwargs)
-        with torch.inference_mode():
+        with torch.inference_mode(), uncached_autocast():
             for _ in range(_WARMUPS):
                 static_args, static_kwargs = inputs.arguments()
                 check_output(model(*static_args, **static_kwargs))

@@ -19,7 +19,6 @@ from pytest_cudagraph.backends.cpu.refusals import Refusals
 
 _SYNC = hazards.CAPTURE_UNSUPPORTED.text
 _SEED = hazards.RNG_STATE_TEXT
-_ADDRESS = "the CPU twin cannot record what is done through a raw address"
 
 
 def _always(*args: Any, **kwargs: Any) -> bool:
@@ -44,7 +43,6 @@ def _guards() -> Iterator[_Guard]:
     for name in ("tolist", "numpy", "__array__", "cpu", "__repr__", "__format__", "pin_memory"):
         yield _Guard(torch.Tensor, name, "host-sync", _SYNC)
     yield _Guard(torch.Tensor, "to", "host-sync", _SYNC, _to_host)
-    yield _Guard(torch.Tensor, "data_ptr", "unknown-op", _ADDRESS)
     for module in (torch, torch.random):
         for name in ("manual_seed", "seed", "initial_seed", "get_rng_state", "set_rng_state"):
             yield _Guard(module, name, "rng", _SEED)

@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 
+from pytest_cudagraph.backends.autocast import uncached_autocast
 from pytest_cudagraph.backends.cuda.gpu import Gpu
 from pytest_cudagraph.backends.cuda.graph import CudaCapturedGraph
 from pytest_cudagraph.backends.cuda.nodes import Bindings, count_nodes
 from pytest_cudagraph.backends.cuda.ownership import own_outputs
-from pytest_cudagraph.backends.cuda.quiet import quiet_collector, uncached_autocast
+from pytest_cudagraph.backends.cuda.quiet import quiet_collector
 from pytest_cudagraph.backends.cuda.recording import record
 from pytest_cudagraph.backends.static_inputs import StaticInputs, argument_names, describe
 from pytest_cudagraph.errors import CaptureRefusal, CudagraphError, InputError

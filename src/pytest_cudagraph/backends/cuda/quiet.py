@@ -1,4 +1,4 @@
-"""What must hold still around a capture: the garbage collector, the autocast cache, other threads."""
+"""What must hold still around a capture: the garbage collector, other threads."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import gc
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-
-import torch
 
 
 @contextmanager
@@ -38,18 +36,6 @@ def _disabled_collector() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
-
-
-@contextmanager
-def uncached_autocast() -> Iterator[None]:
-    """Autocast without its cache of cast weights: a graph that reads such a copy would never see new weights."""
-    was_enabled = torch.is_autocast_cache_enabled()
-    torch.clear_autocast_cache()
-    torch.set_autocast_cache_enabled(False)
-    try:
-        yield
-    finally:
-        torch.set_autocast_cache_enabled(was_enabled)
 
 
 def capture_error_mode() -> str:

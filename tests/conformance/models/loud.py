@@ -1,0 +1,530 @@
+"""What a capture refuses: reads by the host, sizes from values, data of the host, seeds, what nobody can look into."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from unittest import mock
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from tests.conformance.cases import Base, hazard
+from torch.utils.checkpoint import checkpoint
+
+host_sync = {"audit": "host-sync", "capture": "host-sync"}
+dynamic_shape = {"audit": "dynamic-shape", "capture": "dynamic-shape"}
+host_data = {"audit": "host-data", "capture": "host-data"}
+rng = {"audit": "rng", "capture": "rng"}
+
+
+@hazard(1, **host_sync)
+class BranchOnValue(Base):
+    def forward(self, x):
+        if x.sum() > 0:  # HERE
+            return self.linear(x)
+        return -x
+
+
+@hazard(1, **host_sync)
+class Item(Base):
+    def forward(self, x):
+        return x * x.max().item()  # HERE
+
+
+@hazard(1, **host_sync)
+class FloatOfTensor(Base):
+    def forward(self, x):
+        return x * float(x.max())  # HERE
+
+
+@hazard(1, **host_sync)
+class NumberInText(Base):
+    def forward(self, x):
+        self.told = f"{x.max():.2f}"  # HERE
+        return self.linear(x)
+
+
+@hazard(1, **host_sync)
+class LoopUntil(Base):
+    def forward(self, x):
+        while x.norm() > 1:  # HERE
+            x = x / 2
+        return x
+
+
+@hazard(1, **host_sync)
+class Assertion(Base):
+    def forward(self, x):
+        assert (x == x).all()  # HERE
+        return self.linear(x)
+
+
+@hazard(1, **host_sync)
+class NanGuard(Base):
+    def forward(self, x):
+        y = self.linear(x)
+        if torch.isnan(y).any():  # HERE
+            raise ValueError("NaN")
+        return y
+
+
+@hazard(1, **host_sync)
+class ListByValue(Base):
+    scales = (1.0, 2.0, 3.0, 4.0)
+
+    def forward(self, x):
+        return x * self.scales[int(x[0].argmax())]  # HERE
+
+
+@hazard(1, **host_sync)
+class OneHotOfMaximum(Base):
+    def forward(self, x):
+        index = x.argmax(-1)
+        return F.one_hot(index, int(index.max()) + 1)  # HERE
+
+
+@hazard(1, **host_sync)
+class FillWithTensor(Base):
+    def forward(self, x):
+        return x.masked_fill(x > 0, x[0, 0])  # HERE
+
+
+@hazard(1, **host_sync)
+class OpenHistogram(Base):
+    def forward(self, x):
+        return torch.histc(x, 4) + x.sum(0)  # HERE
+
+
+@hazard(1, **host_sync)
+class RangeOfTensor(Base):
+    def forward(self, x):
+        return x.sum() + torch.arange(x[0].argmax() + 1, device=x.device).sum()  # HERE
+
+
+@hazard(2, **host_sync)
+class ToList(Base):
+    def forward(self, x):
+        return x * sum(x[0].tolist())  # HERE
+
+
+@hazard(2, **host_sync)
+class Numpy(Base):
+    def forward(self, x):
+        return x * float(x.numpy()[0, 0])  # HERE
+
+
+@hazard(2, **host_sync)
+class AsArray(Base):
+    def forward(self, x):
+        return x * float(np.asarray(x).sum())  # HERE
+
+
+@hazard(2, **host_sync)
+class ToCpu(Base):
+    def forward(self, x):
+        return self.linear(x.cpu().to(x.device))  # HERE
+
+
+@hazard(2, **host_sync)
+class ToCpuByName(Base):
+    def forward(self, x):
+        return self.linear(x.to("cpu").to(x.device))  # HERE
+
+
+@hazard(2, **host_sync)
+class ToCpuByKeyword(Base):
+    def forward(self, x):
+        return self.linear(x.to(device="cpu", dtype=torch.float32).to(x.device))  # HERE
+
+
+@hazard(2, **host_sync)
+class Printing(Base):
+    def forward(self, x):
+        str(x)  # HERE
+        return self.linear(x)
+
+
+@hazard(7, **host_sync)
+class SliceBound(Base):
+    def forward(self, x):
+        return x[: x[:, 0].argmax() + 1].sum(0)  # HERE
+
+
+@hazard(7, **host_sync)
+class NarrowByTensor(Base):
+    def forward(self, x):
+        return x.narrow(1, x[0].argmax() % 2, 2) * 2  # HERE
+
+
+@hazard(7, **host_sync)
+class LoopBound(Base):
+    def forward(self, x):
+        for _ in range(x[0].argmax()):  # HERE
+            x = self.linear(x)
+        return x + 1
+
+
+@hazard(8, **host_sync)
+class Equal(Base):
+    def forward(self, x):
+        return x + 1 if torch.equal(x, self.linear(x)) else -x  # HERE
+
+
+@hazard(8, **host_sync)
+class AllClose(Base):
+    def forward(self, x):
+        return x + 1 if torch.allclose(x, self.linear(x)) else -x  # HERE
+
+
+@hazard(8, **host_sync)
+class InList(Base):
+    def forward(self, x):
+        return x + (x.max() in [x.min()])  # HERE
+
+
+@hazard(8, **host_sync)
+class PythonMaximum(Base):
+    def forward(self, x):
+        return x * max(x[0, 0], x[0, 1])  # HERE
+
+
+@hazard(9, **host_sync)
+class Inverse(Base):
+    def forward(self, x):
+        return torch.linalg.inv(torch.eye(4, device=x.device) + x.T @ x)  # HERE
+
+
+@hazard(9, **host_sync)
+class Cholesky(Base):
+    def forward(self, x):
+        return torch.linalg.cholesky(torch.eye(4, device=x.device) + x.T @ x)  # HERE
+
+
+@hazard(9, **host_sync)
+class Solve(Base):
+    def forward(self, x):
+        return torch.linalg.solve(torch.eye(4, device=x.device) + x.T @ x, x.T)  # HERE
+
+
+@hazard(9, **host_sync)
+class EigenValues(Base):
+    def forward(self, x):
+        return torch.linalg.eigvalsh(x.T @ x)  # HERE
+
+
+def without_a_gpu():
+    """A machine without a GPU has nothing to synchronise and raises; here the call does nothing instead."""
+    absent = not torch.cuda.is_available()
+    return mock.patch.object(torch.cuda, "synchronize", autospec=True) if absent else contextlib.nullcontext()
+
+
+@hazard(10, **host_sync, around=without_a_gpu)
+class Synchronise(Base):
+    def forward(self, x):
+        y = self.linear(x)
+        torch.cuda.synchronize()  # HERE
+        return y
+
+
+@hazard(3, **dynamic_shape)
+class MaskRead(Base):
+    def forward(self, x):
+        return x[x > 0] * 2  # HERE
+
+
+@hazard(3, **dynamic_shape)
+class MaskedSelect(Base):
+    def forward(self, x):
+        return x.masked_select(x > 0).sum()  # HERE
+
+
+@hazard(3, **dynamic_shape)
+class NonZero(Base):
+    def forward(self, x):
+        return x.nonzero() + 1  # HERE
+
+
+@hazard(3, **dynamic_shape)
+class WhereWithOneArgument(Base):
+    def forward(self, x):
+        return torch.where(x > 0)[0] + 1  # HERE
+
+
+@hazard(3, **dynamic_shape)
+class ArgWhere(Base):
+    def forward(self, x):
+        return torch.argwhere(x > 0) + 1  # HERE
+
+
+@hazard(3, **dynamic_shape)
+class Unique(Base):
+    def forward(self, x):
+        return x.unique() + 1  # HERE
+
+
+@hazard(3, **dynamic_shape)
+class UniqueInARow(Base):
+    def forward(self, x):
+        return torch.unique_consecutive(x) + 1  # HERE
+
+
+@hazard(3, **dynamic_shape)
+class BinCount(Base):
+    def forward(self, x):
+        return torch.bincount(x.argmax(-1), minlength=4) + 1  # HERE
+
+
+@hazard(3, **dynamic_shape)
+class Sparse(Base):
+    def forward(self, x):
+        return x.to_sparse().to_dense() + 1  # HERE
+
+
+@hazard(4, **dynamic_shape)
+class MaskWrite(Base):
+    def forward(self, x):
+        y = x.clone()
+        y[x > 0] = x[0, 0]  # HERE
+        return y
+
+
+@hazard(4, **dynamic_shape)
+class RowsByMask(Base):
+    def forward(self, x):
+        y = x.clone()
+        y[x[:, 0] > 0] = self.linear.bias  # HERE
+        return y
+
+
+@hazard(4, **dynamic_shape)
+class AddToMask(Base):
+    def forward(self, x):
+        y = x.clone()
+        y[x > 0] += 1  # HERE
+        return y
+
+
+@hazard(40, **dynamic_shape)
+class TokensOfExpert(Base):
+    def forward(self, x):
+        y = torch.zeros_like(x)
+        tokens = (x.argmax(-1) == 0).nonzero()[:, 0]  # HERE
+        return y.index_add_(0, tokens, self.linear(x[tokens]))
+
+
+@hazard(40, **host_sync)
+class CapacityOfExpert(Base):
+    def forward(self, x):
+        load = (x.argmax(-1) == 0).sum()
+        capacity = int(load) + 1  # HERE
+        return self.linear(x[:capacity])
+
+
+@hazard(6, **dynamic_shape)
+class RepeatInterleave(Base):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("repeats", torch.ones(4, dtype=torch.int64))
+
+    def forward(self, x):
+        return x.repeat_interleave(self.repeats, 1) + 1  # HERE
+
+
+@hazard(5, **host_data)
+class HostList(Base):
+    def forward(self, x):
+        return x * torch.tensor([1.0, 2.0, 3.0, 4.0], device=x.device)  # HERE
+
+
+@hazard(5, **host_data)
+class NewTensor(Base):
+    def forward(self, x):
+        return x * x.new_tensor([1.0, 2.0, 3.0, 4.0])  # HERE
+
+
+@hazard(5, **host_data)
+class ArrayAsTensor(Base):
+    def forward(self, x):
+        return x * torch.as_tensor(np.ones(4, np.float32), device=x.device)  # HERE
+
+
+@hazard(5, **host_data)
+class ListIndex(Base):
+    def forward(self, x):
+        return x[:, [0, 2]] + 1  # HERE
+
+
+@hazard(5, **host_data)
+class ArrayIndex(Base):
+    def forward(self, x):
+        return x[:, np.array([0, 2])] + 1  # HERE
+
+
+@hazard(5, **host_data)
+class WriteAtList(Base):
+    def forward(self, x):
+        y = x.clone()
+        y[:, [0, 2]] = self.linear(x)[:, :2]  # HERE
+        return y
+
+
+@hazard(5, **host_data)
+class NumberAtIndices(Base):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("index", torch.arange(2))
+
+    def forward(self, x):
+        y = x.clone()
+        y[self.index] = 0.0  # HERE
+        return y
+
+
+@hazard(5, audit="host-data")
+class NumberOnDevice(Base):
+    def forward(self, x):
+        return x * torch.tensor(2.0, device=x.device)  # HERE
+
+
+@hazard(32, **host_data)
+class CopyWithoutWaiting(Base):
+    def forward(self, x):
+        y = torch.empty_like(x)
+        y.copy_(torch.tensor([1.0, 2.0, 3.0, 4.0]), non_blocking=True)  # HERE
+        return x + y
+
+
+@hazard(15, **rng)
+class OwnGenerator(Base):
+    def __init__(self):
+        super().__init__()
+        self.generator = torch.Generator(self.linear.weight.device)
+
+    def forward(self, x):
+        return x + torch.rand(4, generator=self.generator, device=x.device)  # HERE
+
+
+@hazard(16, **rng)
+class Reseeding(Base):
+    def forward(self, x):
+        torch.manual_seed(0)  # HERE
+        return x + torch.rand(4, device=x.device)
+
+
+@hazard(16, **rng)
+class RngState(Base):
+    def forward(self, x):
+        torch.get_rng_state()  # HERE
+        return self.linear(x)
+
+
+@hazard(16, **rng)
+class ForkedRng(Base):
+    def forward(self, x):
+        with torch.random.fork_rng():  # HERE
+            return x + torch.rand(4, device=x.device)
+
+
+@hazard(16, **rng)
+class Checkpoint(Base):
+    def forward(self, x):
+        return checkpoint(self.linear, x, use_reentrant=False)  # HERE
+
+
+@hazard(1, **host_sync)
+class SwallowedRefusal(Base):
+    def forward(self, x):
+        with contextlib.suppress(RuntimeError):
+            return x * x.max().item()  # HERE
+        return x + 1
+
+
+@hazard(1, **host_sync)
+class ReadTwoCallsDeep(Base):
+    def scale(self, x):
+        return self.largest(x) * 2
+
+    def largest(self, x):
+        return float(x.max())  # HERE
+
+    def forward(self, x):
+        return x * self.scale(x)
+
+
+@hazard(1, **host_sync)
+class ReadAtTheEnd(Base):
+    def forward(self, x):
+        try:
+            return self.linear(x)
+        finally:
+            math.sqrt(x.abs().sum())  # HERE
+
+
+@hazard(1, **host_sync)
+class ReadThroughStorage(Base):
+    def forward(self, x):
+        return x * float(x.untyped_storage()[3])  # HERE
+
+
+@hazard(1, missed="a CPU takes the other branch")
+class OnlyOnCuda(Base):
+    def forward(self, x):
+        if x.is_cuda:
+            return x * x.max().item()
+        return self.linear(x)
+
+
+@hazard(2, missed="on a CPU a device object may be the device of the model itself")
+class ToCpuByObject(Base):
+    def forward(self, x):
+        return self.linear(x.to(torch.device("cpu")).to(x.device))
+
+
+@hazard(21, missed="on a CPU every tensor is on the device")
+class HostConstant(Base):
+    def forward(self, x):
+        return x * torch.ones(4, device="cpu")
+
+
+@hazard(5, 21, missed="on a CPU every tensor is on the device")
+class HostIndex(Base):
+    def forward(self, x):
+        return x[:, torch.arange(2, device="cpu")] + 1
+
+
+@hazard(22, notes=("unknown-op",), missed="the inside of an operator that carries no tag is not looked into")
+class OperatorThatReads(Base):
+    def forward(self, x):
+        return torch.ops.cudagraph_conformance.reads(x)  # HERE
+
+
+LIBRARY = torch.library.Library("cudagraph_conformance", "DEF")
+LIBRARY.define(
+    "unsafe(Tensor x) -> Tensor", tags=(torch.Tag.cudagraph_unsafe,) if hasattr(torch.Tag, "cudagraph_unsafe") else ()
+)
+LIBRARY.define("reads(Tensor x) -> Tensor")
+LIBRARY.impl("reads", lambda x: x * x.max().item(), "CompositeExplicitAutograd")
+LIBRARY.impl("unsafe", lambda x: x * 2, "CompositeExplicitAutograd")
+
+
+@hazard(22, audit="unknown-op", capture="unknown-op", exists=hasattr(torch.Tag, "cudagraph_unsafe"))
+class UnsafeOperator(Base):
+    def forward(self, x):
+        return torch.ops.cudagraph_conformance.unsafe(x)  # HERE
+
+
+@hazard(48, capture="unknown-op", notes=("output-alias",))
+class NothingLaunched(Base):
+    def forward(self, x):
+        return x.view(-1)
+
+
+@hazard(17, audit="rng", capture="control-flow", slow=True)
+class CompilesInCapture(Base):
+    """Each call hands torch.compile a function it has not seen: no warm-up can have compiled it."""
+
+    def forward(self, x):
+        names = {}
+        exec("def plus_one(x): return x + 1", names)
+        return torch.compile(names["plus_one"], backend="eager")(x)  # HERE

@@ -1,0 +1,119 @@
+"""The product's own order on one case: eager, audit, capture, check, each judged whatever the one before has said."""
+
+from __future__ import annotations
+
+import functools
+import linecache
+import random
+import warnings
+from dataclasses import dataclass, field
+
+import torch
+from tests.conformance.cases import CASES, MARK, WRONG, Case
+
+from pytest_cudagraph import inputs
+from pytest_cudagraph.audit import Audit, audit
+from pytest_cudagraph.backends import open_backend
+from pytest_cudagraph.capture import capture_batches
+from pytest_cudagraph.check import check_replays
+from pytest_cudagraph.errors import CaptureRefusal, EagerFailed
+from pytest_cudagraph.pipeline.subject import run_eagerly
+from pytest_cudagraph.values import Disagreement
+
+SIZES = (2, 4)
+SEED = 5
+
+PROPERTY = "conformance"
+"""The key under which a test reports the outcome of its case; workers of xdist send it on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What the stages said of one case."""
+
+    eager: str = ""
+    """What the model raised without any graph; then nothing else was tried."""
+    audit: Audit = field(default_factory=Audit)
+    refusal: CaptureRefusal | None = None
+    disagreement: Disagreement | None = None
+
+    def said(self, stage):
+        """The hazard a stage names: an id, ``wrong`` for a difference without one, ``raises`` for eager, or None."""
+        if stage == "eager":
+            return "raises" if self.eager else None
+        if stage == "audit":
+            return "+".join(dict.fromkeys(finding.id for finding in self.audit.errors)) or None
+        if stage == "capture":
+            return self.refusal.hazard if self.refusal else None
+        return (self.disagreement.finding_id or WRONG) if self.disagreement else None
+
+    @property
+    def notes(self):
+        return frozenset(finding.id for finding in self.audit.findings if finding.level == "note")
+
+    @property
+    def verdict(self):
+        """What the product says: the first stage that finds against the model, else its notes, else ``clean``."""
+        for stage in ("eager", "audit", "capture", "check"):
+            if self.said(stage):
+                return f"{stage}: {self.said(stage)}"
+        return f"note: {', '.join(sorted(self.notes))}" if self.notes else "clean"
+
+
+@functools.cache
+def seen(name, kind):
+    """What the stages say of one case on one kind of device; each case runs once in a process."""
+    case = CASES[name]
+    with case.around(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what a module of this suite warns of is its own affair
+        return run(case, open_backend(kind))
+
+
+def run(case: Case, backend, sizes=SIZES) -> Seen:
+    """The stages on a case of one's own."""
+    model, examples = _built(case, backend, sizes)
+    try:
+        run_eagerly(model, examples, backend)
+    except EagerFailed as error:
+        return Seen(eager=str(error))
+    found = audit(model, examples[min(examples)], backend)
+    with backend.pool() as pool:
+        captures = capture_batches(lambda _: model, examples, pool, model=model, backend=backend)
+        if captures.refused is not None:
+            return Seen(audit=found, refusal=captures.refused)
+        case.after_capture(model)
+        checked = check_replays(
+            captures.graphs,
+            lambda _: model,
+            examples,
+            model=model,
+            backend=backend,
+            seed=SEED,
+            captured_at=captures.addresses,
+        )
+    differ = [each for each in checked.values() if isinstance(each, Disagreement)]
+    return Seen(audit=found, disagreement=differ[0] if differ else None)
+
+
+def _built(case, backend, sizes):
+    random.seed(SEED)
+    with torch.random.fork_rng(devices=[]), torch.device(backend.device):
+        torch.default_generator.manual_seed(SEED)
+        model, args, kwargs = case.build()
+    return model, inputs.batch_examples(args, kwargs, sizes)
+
+
+def is_marked(site):
+    return MARK in linecache.getline(site.file, site.line)
+
+
+def outcome(case, found):
+    """Found or missed, for a hazard; clean or a false alarm, for a look-alike."""
+    speaks = any(found.said(stage) for stage in ("eager", "audit", "capture", "check"))
+    if not case.is_hazard:
+        return "false alarm" if speaks else "clean"
+    wanted = case.expected
+    if wanted.audit or wanted.capture or wanted.check or case.missed:
+        return "found" if speaks else "missed"
+    # Legal, and replayed rightly: a note is what is wanted, and anything more would be a false alarm.
+    return "false alarm" if speaks else "found" if found.notes >= wanted.notes else "missed"

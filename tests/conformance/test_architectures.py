@@ -1,0 +1,61 @@
+"""Real architectures pass every stage; each of four bugs planted in them is caught, by its id and at its line."""
+
+from __future__ import annotations
+
+import pytest
+from tests.conformance.architectures import (
+    ARCHITECTURES,
+    PLANTED,
+    Architecture,
+    padded,
+)
+from tests.conformance.cases import Case, Expected
+from tests.conformance.stages import is_marked, run
+
+from pytest_cudagraph.backends import open_backend
+
+BATCH_SIZES = (1, 2, 4, 8)
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
+
+
+@pytest.fixture(autouse=True)
+def _transformers():
+    pytest.importorskip("transformers")
+
+
+def case_of(architecture, bug=None):
+    def build():
+        model, args, kwargs = architecture.build()
+        return (bug(model) if bug else model), args, kwargs
+
+    after = bug.after_capture if bug else lambda model: None
+    return Case(name=architecture.model, build=build, expected=Expected(), after_capture=after)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_an_architecture_passes_audit_capture_and_check_at_every_batch_size(name, kind):
+    found = run(case_of(ARCHITECTURES[name]), open_backend(kind), BATCH_SIZES)
+    assert found.eager == ""
+    assert found.audit.errors == ()
+    assert found.refusal is None
+    assert found.disagreement is None
+    assert found.notes <= {"host-data"}
+
+
+@pytest.mark.parametrize("bug", PLANTED, ids=lambda bug: bug.__name__)
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_a_planted_bug_is_caught(name, bug, kind):
+    found = run(case_of(ARCHITECTURES[name], bug), open_backend(kind), (1, 2))
+    assert found.verdict == PLANTED[bug]
+    assert all(is_marked(error.site) for error in found.audit.errors)
+
+
+def test_a_list_that_indexes_a_tensor_deep_in_a_library_is_found_at_its_line(kind):
+    """Falcon takes a tensor apart with ``qkv[..., [-2], :]``: each such list is copied to the device."""
+    sizes = {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    found = run(case_of(Architecture("FalconForCausalLM", "FalconConfig", sizes, padded)), open_backend(kind))
+    (error,) = found.audit.errors
+    assert error.id == "host-data"
+    assert error.site.file.endswith("modeling_falcon.py")
+    assert found.refusal.site == error.site

@@ -1,0 +1,54 @@
+"""Each module through the product's own order, on the twin and, where there is a GPU, on ``torch.cuda.graph``."""
+
+from __future__ import annotations
+
+import pytest
+from tests.conformance.cases import CASES
+from tests.conformance.models import clean, loud, quiet, silent
+from tests.conformance.stages import PROPERTY, is_marked, outcome, seen
+from tests.conformance.twin_page import cuda_says
+
+MODELS = (clean, loud, quiet, silent)
+STAGES = ("eager", "audit", "capture", "check")
+
+pytestmark = pytest.mark.filterwarnings("default")
+
+
+def params():
+    """Every case; slow ones are marked."""
+    for case in CASES.values():
+        yield pytest.param(case, id=case.name, marks=[pytest.mark.slow] if case.slow else [])
+
+
+@pytest.mark.parametrize("case", [*params()])
+def test_every_stage_says_what_it_must_at_the_marked_line(case, kind, record_property):
+    found = seen(case.name, kind)
+    record_property(PROPERTY, (kind, outcome(case, found)))
+    assert {stage: found.said(stage) for stage in STAGES} == wanted(case, kind)
+    if kind == "cpu":
+        assert found.notes == case.expected.notes
+    for finding in found.audit.findings:
+        assert finding.site is None or is_marked(finding.site), finding
+        assert finding.site is not None or not (case.has_mark and finding.level == "error"), finding
+    if found.refusal is not None:
+        assert (found.refusal.site is not None) == case.has_mark
+        assert found.refusal.site is None or is_marked(found.refusal.site)
+
+
+def wanted(case, kind):
+    """What each stage must say. A model that raises by itself, or is not captured, comes to no later stage."""
+    said = {"eager": None, "audit": case.expected.audit, "capture": case.expected.capture, "check": case.expected.check}
+    if kind == "cuda":
+        said = {stage: cuda_says(case.name, stage, word) for stage, word in said.items()}
+    if said["eager"]:
+        return {**dict.fromkeys(STAGES), "eager": said["eager"]}
+    return {**said, "check": None} if said["capture"] else said
+
+
+def test_there_are_as_many_cases_as_were_promised():
+    assert sum(case.is_hazard for case in CASES.values()) >= 60
+    assert sum(not case.is_hazard for case in CASES.values()) >= 25
+
+
+def test_each_case_lives_in_one_of_the_modules_that_are_collected():
+    assert {case.source.__module__ for case in CASES.values()} == {module.__name__ for module in MODELS}
