@@ -87,12 +87,12 @@ def _capture_one(
         graph.close()
         raise CaptureRefusal(
             "the compiled code did not run during warm-up and capture: the call went to eager code instead",
-            hazard="unknown-op",
+            fix="TORCH_LOGS=graph_breaks,recompiles shows why the compiled code was left",
         )
     if graph.receipt.kernels == 0:
         graph.close()
         raise CaptureRefusal(
             "the graph is empty: the call launches nothing on the device",
-            hazard="unknown-op",
+            fix="give the fixture a callable that computes on its inputs with torch",
         )
     return graph

@@ -48,11 +48,17 @@ class BaselineError(CudagraphError):
 
 
 class CaptureRefusal(CudagraphError):
-    """A capture that cannot be. ``text`` is what CUDA says in this case, ``hazard`` the id in the catalogue."""
+    """A capture that cannot be. ``text`` is what CUDA says in this case, ``hazard`` the id in the catalogue.
 
-    def __init__(self, text: str, *, hazard: str, operation: str = "", site: Site | None = None) -> None:
+    Where no hazard of the model is the cause, ``hazard`` is empty and ``fix`` says what to do.
+    """
+
+    def __init__(
+        self, text: str, *, hazard: str = "", operation: str = "", site: Site | None = None, fix: str = ""
+    ) -> None:
         self.text = text
         self.hazard = hazard
+        self.fix = fix
         self.operation = operation
         self.site = site
         place = f" at {site}" if site else ""

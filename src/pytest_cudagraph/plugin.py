@@ -52,6 +52,15 @@ def pytest_deselected(items: Sequence[pytest.Item]) -> None:
     run.note_deselected(items)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    report = yield
+    run.note_collected(collector, report)
+    return report
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_finish(session: pytest.Session) -> None:
     run.open_devices(session)

@@ -20,7 +20,7 @@ Level = Literal["error", "note"]
 Decision = Literal["pass", "fail", "open"]
 """What the evidence of a measurement says of its target; ``open``: neither, within the time it had."""
 
-GateName = Literal["audit", "compile", "capture", "check", "speedup", "baseline", "structure"]
+GateName = Literal["eager", "audit", "compile", "capture", "check", "speedup", "baseline", "structure"]
 Comparison = Literal["same", "faster", "slower", "uncertain", "new", "not-comparable", "off"]
 """A measurement beside the saved baseline; ``off``: no comparison was wanted."""
 

@@ -19,6 +19,10 @@ MISTAKES = {
     "no_tensor_in_output": "cudagraph(lambda x: 3, torch.randn(1, 16))",
     "generator_output": "cudagraph(lambda x: (row for row in x), torch.randn(1, 16))",
     "no_callable": "cudagraph('model', torch.randn(1, 16))",
+    "keywords_in_a_list": "cudagraph(Mlp(), torch.randn(1, 16), kwargs=[1])",
+    "keyword_that_is_no_name": "cudagraph(Mlp(), kwargs={1: torch.randn(1, 16)})",
+    "name_that_is_no_text": "cudagraph(Mlp(), torch.randn(1, 16), name=3)",
+    "empty_name": "cudagraph(Mlp(), torch.randn(1, 16), name='')",
     "unknown_compile": "cudagraph(Mlp(), torch.randn(1, 16), compile='jit')",
 }
 
@@ -31,6 +35,14 @@ def test_each_mistake_is_answered_in_one_clear_error(project, golden):
     lines = [line for line in result.outlines if line.startswith("E ")]
     assert len(lines) == len(MISTAKES)
     golden("plugin/bad_input.txt", "\n".join(line.split(": ", 1)[1] for line in lines))
+    assert "pytest_cudagraph/" not in result.stdout.str()
+
+
+def test_without_the_flag_a_call_is_checked_as_well(project):
+    project.write(**{test: MISTAKES[test] for test in ("no_callable", "keywords_in_a_list", "name_that_is_no_text")})
+    result = project.run("--tb=short", "-q")
+    result.assert_outcomes(failed=3)
+    assert result.stdout.str().count("pytest_cudagraph.InputError: ") >= 3
 
 
 NAN = """
@@ -91,3 +103,21 @@ def test_the_message_of_an_eager_error_keeps_the_models_own_traceback(project):
     result.stdout.fnmatch_lines(["*RuntimeError: *", "*EagerFailed: *"])
     assert "return self.second(self.first(x).relu())" in result.stdout.str()
     assert "no capture was tried" in failure_of(result)
+
+
+def test_an_eager_error_of_our_own_making_says_what_to_change(project):
+    project.write(
+        lone_scale="cudagraph(lambda x, scale: x * scale, torch.randn(1, 16), torch.ones(1), batch_sizes=[1, 2])",
+        needs_grad="cudagraph(lambda x: torch.autograd.grad((x * 2).sum(), x)[0], torch.randn(1, 16))",
+    )
+    result = project.measure()
+    result.assert_outcomes(failed=2)
+    result.stdout.fnmatch_lines(
+        [
+            "E*EagerFailed: batch 2: eager raised RuntimeError: The size of tensor*",
+            "E*the example has batch 1; resized to 2: args[[]0[]], args[[]1[]]; a tensor without a batch dimension "
+            "needs None in batch_dim",
+            "E*EagerFailed: batch 1: eager raised RuntimeError: *",
+            "E*models run under torch.inference_mode() here: what a graph serves has no backward pass",
+        ]
+    )

@@ -80,6 +80,41 @@ def test_what_a_test_measured_before_it_failed_is_not_written(project):
     assert not list(project.path.glob(".cudagraph/*.json"))
 
 
+@pytest.mark.skipif(pytest.version_tuple < (9,), reason="subtests came with pytest 9")
+def test_a_test_with_a_failed_subtest_is_not_written(project):
+    project.pytester.makepyfile(
+        """
+        import torch
+        from models import *
+
+        def test_parts(cudagraph, subtests):
+            for name, least in ("bad", 1000), ("good", 0.01):
+                with subtests.test(name):
+                    cudagraph(Mlp().eval(), torch.randn(1, 16), min_speedup=least, batch_sizes=[1], name=name)
+        """
+    )
+    result = project.measure("--cudagraph-update")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines(["good * passed"])
+    assert not list(project.path.glob(".cudagraph/*.json"))
+
+
+def test_a_rerun_that_passes_is_written(project):
+    # What pytest-rerunfailures does, in its own words: the protocol once more.
+    with (project.path / "conftest.py").open("a", encoding="utf-8") as file:
+        file.write(
+            "\nfrom _pytest.runner import runtestprotocol\n"
+            "def pytest_runtest_protocol(item, nextitem):\n"
+            "    item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)\n"
+            "    runtestprotocol(item, nextitem=nextitem, log=False)\n"
+            "    item._initrequest()\n"
+            "    runtestprotocol(item, nextitem=nextitem, log=True)\n"
+            "    return True\n"
+        )
+    project.write(flaky=f"{GOOD}\nruns = globals().setdefault('RUNS', [])\nruns.append(1)\nassert len(runs) > 1")
+    project.measure("--cudagraph-update").stdout.fnmatch_lines(["*wrote 2 entries to *"])
+
+
 def test_a_partial_run_keeps_the_others_entries(project):
     project.write(good=GOOD, other=GOOD)
     project.measure("--cudagraph-update")

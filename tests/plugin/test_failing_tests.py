@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from tests.plugin.conftest import failure_of
 
@@ -39,10 +41,60 @@ def test_a_refused_capture_says_what_cuda_says_and_where(project, golden):
 
 
 def test_no_frame_of_ours_is_shown(project):
-    project.write(slow=FAILING["slow_replay"])
+    project.write(slow=FAILING["slow_replay"], eager=FAILING["eager_error"], later=RAISES_LATER)
     text = project.measure().stdout.str()
-    assert "SpeedupTooLow" in text
+    for failure in ("SpeedupTooLow", "EagerFailed", "CaptureFailed"):
+        assert f"pytest_cudagraph.{failure}: " in text
     assert "pytest_cudagraph/" not in text
+
+
+RAISES_LATER = """
+calls = []
+def tires(x):
+    calls.append(1)
+    if len(calls) > 3:
+        raise RuntimeError("tired")
+    return x * 2 + 1
+cudagraph(tires, torch.randn(1, 16))
+"""
+
+
+def test_a_model_that_raises_after_its_first_calls_says_when_and_where(project):
+    project.write(later=RAISES_LATER)
+    result = project.measure("--cudagraph-json=run.json")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        [
+            "E*CaptureFailed: the model raised RuntimeError: tired during warm-up or capture",
+            'E*at test_user.py:* in tires: raise RuntimeError("tired")',
+            "E*its first call at each batch size went well",
+        ]
+    )
+
+
+def test_a_story_that_eager_ends_is_told_in_summary_and_document(project):
+    project.write(eager=FAILING["eager_error"])
+    result = project.measure("--cudagraph-json=run.json")
+    result.stdout.fnmatch_lines(["*::test_eager * not captured", "  batch 1: eager raised RuntimeError: *"])
+    (test,) = json.loads((project.path / "run.json").read_text(encoding="utf-8"))["tests"]
+    assert (test["nodeid"].partition("::")[2], test["verdict"]) == ("test_eager", "not-captured")
+
+
+def test_a_failure_carries_its_report(project):
+    project.pytester.makepyfile(
+        f"""
+        import pytest, torch
+        from models import *
+        from pytest_cudagraph import EagerFailed
+
+        def test_eager(cudagraph):
+            with pytest.raises(EagerFailed) as found:
+                {FAILING["eager_error"]}
+            assert found.value.report.judgements[0].gate == "eager"
+            assert isinstance(found.value.__cause__, RuntimeError)
+        """
+    )
+    project.measure().assert_outcomes(passed=1)
 
 
 def test_a_failing_gate_can_be_expected(project):

@@ -22,9 +22,16 @@ def test_the_model_runs_once_per_batch_size(project):
     project.write(counts=COUNTS)
     result = project.run("--cudagraph-update", "--cudagraph-json=run.json")
     result.assert_outcomes(passed=1)
-    assert "cudagraph:" not in result.stdout.str()
+    result.stdout.fnmatch_lines(
+        ["cudagraph: without --cudagraph nothing is measured or written: --cudagraph-update, --cudagraph-json"]
+    )
     assert not (project.path / ".cudagraph").exists()
     assert not (project.path / "run.json").exists()
+
+
+def test_nothing_is_said(project):
+    project.write(plain="cudagraph(Mlp().eval(), torch.randn(1, 16))")
+    assert "cudagraph:" not in project.run().stdout.str()
 
 
 def test_a_model_that_raises_still_fails(project):

@@ -135,3 +135,31 @@ def test_the_summary_shows_every_batch_size(project, golden):
     first = next(at for at, line in enumerate(lines) if " cudagraph " in line and set(line) <= set("= cudagraph"))
     body = [" ".join(line.split()) for line in lines[first + 1 : -1]]
     golden("plugin/summary.txt", masked("\n".join(body)))
+
+
+@pytest.mark.parametrize(
+    "path", ["folder", "test_user.py/run.json", "x" * 300 + ".json"], ids=["folder", "file", "long"]
+)
+def test_a_document_that_cannot_be_written_is_a_problem_of_the_run(project, path):
+    project.write(good=GOOD)
+    (project.path / "folder").mkdir()
+    result = project.measure(f"--cudagraph-json={path}")
+    result.assert_outcomes(passed=1)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines([f"--cudagraph-json: {path} could not be written: *; nothing was changed"])
+    assert "Traceback" not in result.stdout.str() + result.stderr.str()
+    assert not list(project.path.rglob("*.tmp"))
+
+
+def test_a_document_that_was_asked_for_is_of_this_run_also_where_no_test_used_the_plugin(project):
+    project.pytester.makepyfile("def test_plain(): pass")
+    (project.path / "run.json").write_text("of an earlier run", encoding="utf-8")
+    result = project.measure("--cudagraph-json=run.json")
+    assert json.loads((project.path / "run.json").read_text(encoding="utf-8"))["tests"] == []
+    assert "= cudagraph =" not in result.stdout.str()
+
+
+def test_a_test_that_leaves_its_folder_does_not_take_the_document_along(project):
+    project.write(moves=f"import os\nos.mkdir('away'); os.chdir('away')\n{GOOD}")
+    project.measure("--cudagraph-json=run.json").assert_outcomes(passed=1)
+    assert (project.path / "run.json").exists()

@@ -57,6 +57,12 @@ def latency(median_us: float, q25_us: float | None = None) -> Latency:
     )
 
 
+def test_nobody_is_asked_to_accept_less_than_was_asked_for():
+    undecided = judge_speedup(timed(1.30, 1.35, 1.40, "open"), 1.15, judged=True, batch_size=8)
+    assert undecided.verdict is Verdict.INCONCLUSIVE
+    assert undecided.remedy == "to decide: a larger --cudagraph-time-budget"
+
+
 def timed(low: float, estimate: float, high: float, decision: str, *, target: float | None = 1.15, **changes) -> Timing:
     facts = {
         "eager": latency(120.0), "replay": latency(112.1), "speedup": Interval(estimate=estimate, low=low, high=high),

@@ -130,6 +130,7 @@ REFUSED = {
     "tree of another kind": lambda: sized(({"a": X},), batch_dim=([0],)),
     "tree with an unknown keyword": lambda: sized((X,), {"mask": X}, batch_dim={"musk": None}),
     "tree with an unknown name inside": lambda: sized((X,), {"m": {"a": X}}, batch_dim=(0, {"m": {"b": 0}})),
+    "batch size beyond all memory": lambda: sized((X,), sizes=[2**60]),
     "generator": lambda: sized((X, (x for x in ()))),
     "sparse": lambda: sized((X,), {"s": torch.eye(2).to_sparse()}),
     "two devices": lambda: sized((X,), {"m": [X.to("meta")]}),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import os
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -39,8 +40,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A terminal without "µ" is a reason for a "?", not for a traceback.
         sys.stdout.reconfigure(errors="replace")
-    for line in answer.lines:
-        print(line)
+    try:
+        for line in answer.lines:
+            print(line)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever reads has seen enough (``| head``); what Python would still flush at exit goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return answer.exit_code
 
 

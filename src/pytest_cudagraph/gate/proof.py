@@ -60,7 +60,7 @@ def judge_capture(receipt: Receipt) -> Judgement:
 
 def refused(refusal: CaptureRefusal, *, fix: str = "") -> Judgement:
     """Not captured, in CUDA's words, with the user's line; ``fix`` is the catalogue's remedy for the hazard."""
-    evidence = [f"hazard {refusal.hazard}"]
+    evidence = [f"hazard {refusal.hazard}"] if refusal.hazard else []
     if refusal.site is not None:
         evidence.append(f"at {refusal.site}")
     operation = f" in {refusal.operation}" if refusal.operation else ""

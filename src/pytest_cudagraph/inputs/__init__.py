@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from pytest_cudagraph.inputs.example import Example, check_device, clone
 from pytest_cudagraph.inputs.fresh import fresh
-from pytest_cudagraph.inputs.resize import batch_examples, batched_dims, check_sizes, example_batch_size
+from pytest_cudagraph.inputs.resize import (
+    Resizing,
+    batch_examples,
+    batched_dims,
+    check_sizes,
+    example_batch_size,
+    resizing,
+)
 
 __all__ = [
     "Example",
+    "Resizing",
     "batch_examples",
     "batched_dims",
     "check_device",
@@ -15,4 +23,5 @@ __all__ = [
     "clone",
     "example_batch_size",
     "fresh",
+    "resizing",
 ]

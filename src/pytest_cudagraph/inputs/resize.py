@@ -13,6 +13,13 @@ from pytest_cudagraph.inputs.batch_dims import batch_dims
 from pytest_cudagraph.inputs.example import Example, argument_name, check_leaves, check_one_device
 
 
+class Resizing(NamedTuple):
+    """What making other batch sizes does to an example: its own batch size, and the tensors that follow it by name."""
+
+    size: int
+    names: tuple[str, ...]
+
+
 class _Batched(NamedTuple):
     """The flat example: its leaves, each leaf's batch dimension (None: leave alone), and the batch size it has."""
 
@@ -46,6 +53,13 @@ def batch_examples(
 def batched_dims(args: tuple[Any, ...], kwargs: dict[str, Any], batch_dim: Any = 0) -> list[int | None]:
     """The dimension in which each leaf of ``(args, kwargs)`` is resized; None for what is the same at every size."""
     return _batched(args, kwargs, batch_dim).dims
+
+
+def resizing(args: tuple[Any, ...], kwargs: dict[str, Any], batch_dim: Any = 0) -> Resizing:
+    """Which tensors of the arguments :func:`batch_examples` resizes: ``args[0]``, ``kwargs['mask']``."""
+    batched = _batched(args, kwargs, batch_dim)
+    named = zip(leaves.paths(batched.structure), batched.dims, strict=True)
+    return Resizing(size=batched.size, names=tuple(argument_name(path) for path, dim in named if dim is not None))
 
 
 def check_sizes(batch_sizes: Any) -> None:
@@ -115,12 +129,23 @@ def _at_size(batched: _Batched, size: int) -> Example:
         if dim is None:
             return value
         if (id(value), dim) not in made:
-            made[id(value), dim] = _resized(value, dim, size)
+            made[id(value), dim] = _allocated(value, dim, size)
         return made[id(value), dim]
 
     pairs = zip(batched.values, batched.dims, strict=True)
     args, kwargs = leaves.unflatten(batched.structure, [resized(value, dim) for value, dim in pairs])
     return Example(args=args, kwargs=kwargs)
+
+
+def _allocated(tensor: torch.Tensor, dim: int, size: int) -> torch.Tensor:
+    try:
+        return _resized(tensor, dim, size)
+    except RuntimeError as error:  # no memory for it, or more elements than torch can count
+        shape = [*tensor.shape[: dim % tensor.ndim], size, *tensor.shape[dim % tensor.ndim + 1 :]]
+        raise InputError(
+            f"batch size {size}: an input of shape {tuple(shape)} cannot be made ({str(error).splitlines()[0]}); "
+            "give smaller batch sizes"
+        ) from error
 
 
 @torch.no_grad()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -9,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_cudagraph import environment, record, report
-from pytest_cudagraph.baseline import JsonStore, Key
+from pytest_cudagraph.baseline import JsonStore, Key, normal_name
 from pytest_cudagraph.errors import BaselineError
 from pytest_cudagraph.settings import Settings
 from pytest_cudagraph.values import DeviceInfo, GraphReport, SavedBatch
@@ -18,17 +21,27 @@ if TYPE_CHECKING:
     from pytest_cudagraph.pipeline.bench import Bench
 
 
+_NAMED = 5
+"""Stale tests named in the command that drops them."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collected:
     """What pytest ran: which tests passed, and whether those were all there are."""
 
     passed: frozenset[str]
+    silent: frozenset[str] = frozenset()
+    """Node ids of tests of ours that did not pass as a whole: skipped, failed, never run. They tell nothing."""
+    files: frozenset[str] = frozenset()
+    """The files that tests were found in, relative to the root directory."""
     finished: bool
     """False after Ctrl-C or an internal error: then nothing is written."""
     complete: bool
     """Whether no test was left out of the files that were looked at."""
     paths: tuple[str, ...]
     """What was looked at: files and folders relative to the root directory, ``.`` for all of it."""
+    folder: Path = field(default_factory=Path)
+    """Where pytest was called: what ``--cudagraph-json`` is relative to, wherever the tests have gone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +68,7 @@ def end_run(reports: Sequence[GraphReport], collected: Collected, settings: Sett
     for device in _devices(reports):
         _end_device(device, [each for each in reports if each.device == device], collected, settings, said)
     if settings.json:
-        _write_document(Path(settings.json), reports, settings, said)
+        _write_document(collected.folder / settings.json, reports, settings, said)
     return Ending(lines=tuple(said.lines), problems=tuple(said.problems), failed=bool(said.problems))
 
 
@@ -74,7 +87,7 @@ def _end_device(
     except BaselineError as error:
         said.problems.append(str(error))
         return
-    looked_at = {key: entry for key, entry in saved.items() if _was_looked_at(key, collected)}
+    looked_at = _looked_at(saved, collected, settings.rootdir)
     stale = record.stale(reports, looked_at, complete_run=collected.complete)
     said.lines += report.closing(
         reports,
@@ -84,10 +97,14 @@ def _end_device(
         stale=stale,
     )
     if stale and settings.strict:
-        said.problems.append(
-            f"strict: {len(stale)} stale in {_shown(store.path, settings.rootdir)}; "
-            "pytest-cudagraph baseline prune drops what no test covers"
-        )
+        said.problems.append(_strict_about(stale, store.path, settings.rootdir))
+
+
+def _strict_about(stale: Sequence[Key], path: Path, root: Path) -> str:
+    names = sorted({name for name, _ in stale})
+    told = [shlex.quote(name) for name in names[:_NAMED]] + ["..."] * (len(names) > _NAMED)
+    prune = f"pytest-cudagraph baseline prune {_shown(path.parent, root)} --name {' '.join(told)}"
+    return f"strict: {len(stale)} stale in {_shown(path, root)}; where no test is meant to cover them: {prune}"
 
 
 def _plan(
@@ -101,12 +118,28 @@ def _plan(
     return record.entries(passed, settings.update, saved, saved_at=now)
 
 
-def _was_looked_at(key: Key, collected: Collected) -> bool:
-    """Whether a saved entry belongs to what this run looked at; an entry with a name of its own only to all of it."""
-    file = key[0].partition("::")[0]
-    if file == key[0]:
-        return "." in collected.paths
-    return any(path == "." or file == path or file.startswith(f"{path}/") for path in collected.paths)
+def _looked_at(saved: Mapping[Key, SavedBatch], collected: Collected, root: Path) -> dict[Key, SavedBatch]:
+    """The saved entries whose tests this run would have told of, if they were still there.
+
+    A name of its own may belong to any test, hence it was looked at only where no test was silent or out of sight.
+    """
+    files = {name: name.partition("::")[0] for name, _ in saved}
+    unseen = {name for name, file in files.items() if file not in collected.files and (root / file).is_file()}
+    silent = {normal_name(nodeid) for nodeid in collected.silent}
+    everything = "." in collected.paths and not unseen and not silent
+    return {
+        key: entry
+        for key, entry in saved.items()
+        if (
+            everything
+            if files[key[0]] == key[0]
+            else key[0] not in unseen | silent and _lies_below(files[key[0]], collected.paths)
+        )
+    }
+
+
+def _lies_below(file: str, paths: Iterable[str]) -> bool:
+    return any(path == "." or file == path or file.startswith(f"{path}/") for path in paths)
 
 
 def _shown(path: Path, root: Path) -> str:
@@ -114,17 +147,21 @@ def _shown(path: Path, root: Path) -> str:
 
 
 def _write_document(path: Path, reports: Sequence[GraphReport], settings: Settings, said: _Said) -> None:
-    """Write ``--cudagraph-json`` whole or not at all."""
+    """Write ``--cudagraph-json`` whole or not at all, also when an interrupt comes."""
     device = next(iter(_devices(reports)), None)
     text = report.json_text(report.document(reports, device, settings))
-    temporary = path.with_name(f".{path.name}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary.write_text(text, encoding="utf-8")
         temporary.replace(path)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
-        said.problems.append(f"--cudagraph-json: {path} could not be written: {error.strerror}; nothing was changed")
+        shown = settings.json
+        said.problems.append(f"--cudagraph-json: {shown} could not be written: {error.strerror}; nothing was changed")
+    finally:
+        # Where it could not be written at all, it cannot be removed either.
+        with contextlib.suppress(OSError):
+            temporary.unlink()
 
 
 def header_lines(benches: Iterable[Bench], settings: Settings) -> list[str]:

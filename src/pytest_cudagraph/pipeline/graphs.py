@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pytest_cudagraph import inputs
+from pytest_cudagraph.errors import InputError
 from pytest_cudagraph.protocols import Model
 from pytest_cudagraph.values import Receipt
 
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
 class CompiledModel:
     """A model compiled for each batch size; calling it picks the one for the inputs' batch size."""
 
-    def __init__(self, story: Story | None, eager: Model, batch_dim: Any) -> None:
-        self.story, self.eager, self._batch_dim = story, eager, batch_dim
+    def __init__(self, case: Case, story: Story | None, eager: Model, batch_dim: Any) -> None:
+        self.case, self.story, self.eager, self._batch_dim = case, story, eager, batch_dim
 
     def for_batch(self, batch_size: int) -> Model:
         """The callable compiled for one batch size; without ``--cudagraph`` the model itself."""
@@ -44,10 +45,27 @@ class Graphs(Mapping[int, Callable[..., Any]]):
         return {size: graph.receipt for size, graph in self.story.graphs.items()} if self.story else {}
 
     def __getitem__(self, batch_size: int) -> Callable[..., Any]:
-        return (self.story.graphs if self.story else self._eager)[batch_size]
+        try:
+            return self._all[batch_size]
+        except KeyError:
+            raise KeyError(f"no batch size {batch_size}; there are {list(self)}") from None
 
     def __iter__(self) -> Iterator[int]:
-        return iter(sorted(self.story.graphs if self.story else self._eager))
+        return iter(sorted(self._all))
 
     def __len__(self) -> int:
-        return len(self.story.graphs if self.story else self._eager)
+        return len(self._all)
+
+    @property
+    def _all(self) -> Mapping[int, Callable[..., Any]]:
+        return self.open_story().graphs if self.story else self._eager
+
+    def open_story(self) -> Story:
+        """The story these graphs belong to.
+
+        Raises :class:`~pytest_cudagraph.errors.InputError` once the test that captured them has ended: they have
+        no memory then.
+        """
+        if self.story is None or self.story.is_closed:
+            raise InputError("these graphs ended with the test that captured them; capture them again in this one")
+        return self.story

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 from pytest_cudagraph import audit, capture, check, compile, gate, hazards
 from pytest_cudagraph.compile import Compiled
-from pytest_cudagraph.errors import CudagraphError, InputError
+from pytest_cudagraph.errors import CudagraphError, EagerFailed, GraphTestFailure, InputError
 from pytest_cudagraph.pipeline.bench import Bench, Progress
+from pytest_cudagraph.pipeline.raised import failure_in, judgement_of
 from pytest_cudagraph.pipeline.subject import Subject, run_eagerly
 from pytest_cudagraph.pipeline.timing import Trial, left_as_it_was, time_trial
 from pytest_cudagraph.protocols import CapturedGraph, Model
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 def tell(story: Story) -> GraphReport:
     """Run every stage in order, as far as the story holds, and report."""
     for stage in (story.run_eager, story.audit, story.compile, story.capture, story.check, story.measure):
-        stage()
+        story.run(stage)
         if story.has_ended:
             break
     return story.report()
@@ -62,6 +63,7 @@ class Story:
         self._cache_folder, self._compile_timeout_s = cache_folder, compile_timeout_s
         self._progress = progress
         self._resources = ExitStack()
+        self.is_closed = False
         self._audit = audit.Audit()
         self._compiled: Compiled | None = None
         self._judgements: list[Judgement] = []
@@ -80,7 +82,7 @@ class Story:
 
     def close(self) -> None:
         """Release everything held; a second call does nothing."""
-        self.graphs, self._captures = {}, None
+        self.is_closed, self.graphs, self._captures = True, {}, None
         self._resources.close()
 
     @property
@@ -94,9 +96,35 @@ class Story:
         """The same for the same test, so that a run can be repeated; it stands in the report."""
         return zlib.crc32(self.case.name.encode())
 
+    def run(self, stage: Callable[[], None]) -> None:
+        """Run one stage. What the model raises in it is raised as the test's failure, with the report so far.
+
+        Raises :class:`~pytest_cudagraph.errors.GraphTestFailure` from the model's own exception.
+        """
+        try:
+            stage()
+        except EagerFailed as failure:
+            self._end(failure, judgement_of(failure))
+            raise
+        except Exception as error:
+            found = failure_in(stage.__name__, error)
+            if found is None:
+                raise
+            self._end(*found)
+            raise found[0] from error
+
+    def _end(self, failure: GraphTestFailure, judgement: Judgement) -> None:
+        told = self._told_sizes
+        for size in told:
+            self._of_batch[size].append(judgement)
+        if not told:
+            self._judgements.append(judgement)
+        failure.report = self.report()
+
     def run_eager(self) -> None:
         """Call the model as it is, once per batch size."""
-        run_eagerly(self.subject.eager, self.subject.examples, self.bench.backend)
+        subject = self.subject
+        run_eagerly(subject.eager, subject.examples, self.bench.backend, subject.resizing)
 
     def audit(self) -> None:
         """Look for hazards in the eager model, at the smallest batch size."""
@@ -148,7 +176,7 @@ class Story:
         for batch_size, graph in self.graphs.items():
             self._of_batch[batch_size].append(gate.judge_capture(graph.receipt))
         if captures.refused is not None and captures.refused_batch is not None:
-            fix = f"fix: {hazards.CATALOGUE[captures.refused.hazard].fix}"
+            fix = f"fix: {captures.refused.fix or hazards.CATALOGUE[captures.refused.hazard].fix}"
             self._of_batch[captures.refused_batch].append(gate.refused(captures.refused, fix=fix))
 
     def check(self) -> None:

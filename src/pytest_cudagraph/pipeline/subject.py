@@ -25,6 +25,7 @@ class Subject:
 
     eager: Model
     examples: Mapping[int, Example]
+    resizing: inputs.Resizing | None = None
 
 
 def make_subject(
@@ -35,8 +36,7 @@ def make_subject(
     A module that lies on the CPU with CPU inputs is copied to a GPU bench, so that the same test runs on both; the
     user's own module is left alone. Raises :class:`~pytest_cudagraph.errors.InputError`.
     """
-    if not callable(model):
-        raise InputError(f"the model must be callable; found {type(model).__name__}")
+    _check_call(model, kwargs)
     target = bench.backend.device
     if _all_on_cpu(model, args, kwargs) and torch.device(target).type != "cpu" and isinstance(model, torch.nn.Module):
         model = copy.deepcopy(model).to(target)
@@ -44,7 +44,17 @@ def make_subject(
     examples = inputs.batch_examples(args, dict(kwargs), case.batch_sizes, batch_dim)
     for example in examples.values():
         inputs.check_device(example, target)
-    return Subject(eager=model, examples=examples)
+    return Subject(eager=model, examples=examples, resizing=inputs.resizing(args, dict(kwargs), batch_dim))
+
+
+def _check_call(model: Model, kwargs: Mapping[str, Any]) -> None:
+    if not callable(model):
+        raise InputError(f"the model must be callable; found {type(model).__name__}")
+    # Values are left out of the message: a tensor fills a screen.
+    keys = list(kwargs) if isinstance(kwargs, Mapping) else [type(kwargs).__name__]
+    if not isinstance(kwargs, Mapping) or not all(isinstance(key, str) for key in keys):
+        found = ", ".join(map(str, keys))
+        raise InputError(f"kwargs takes a mapping of argument names to values; found {found}")
 
 
 def _all_on_cpu(model: Model, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
@@ -54,10 +64,12 @@ def _all_on_cpu(model: Model, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
 
 def run_once(case: Case, model: Model, args: tuple[Any, ...], kwargs: Mapping[str, Any], batch_dim: Any) -> GraphReport:
     """Call the model once per batch size where it lies, and judge nothing: a run without ``--cudagraph``."""
+    _check_call(model, kwargs)
     examples = inputs.batch_examples(args, dict(kwargs), case.batch_sizes, batch_dim)
+    resizing = inputs.resizing(args, dict(kwargs), batch_dim)
     with torch.inference_mode():
         for batch_size, example in examples.items():
-            _call(model, batch_size, example)
+            _call(model, batch_size, example, resizing)
     return nothing_judged(case)
 
 
@@ -66,7 +78,9 @@ def nothing_judged(case: Case) -> GraphReport:
     return GraphReport(nodeid=case.nodeid, name=case.name, device=None, compile_mode=case.compile)
 
 
-def run_eagerly(model: Model, examples: Mapping[int, Example], backend: Backend) -> None:
+def run_eagerly(
+    model: Model, examples: Mapping[int, Example], backend: Backend, resizing: inputs.Resizing | None = None
+) -> None:
     """Call the model once per batch size, as it is, and look at what it returns.
 
     Raises :class:`~pytest_cudagraph.errors.EagerFailed` from the model's own exception, and
@@ -74,23 +88,40 @@ def run_eagerly(model: Model, examples: Mapping[int, Example], backend: Backend)
     """
     with backend.running():
         for batch_size, example in examples.items():
-            check_output(_call(model, batch_size, example))
+            check_output(_call(model, batch_size, example, resizing))
     backend.synchronize()
 
 
-def _call(model: Model, batch_size: int, example: Example) -> Any:
+def _call(model: Model, batch_size: int, example: Example, resizing: inputs.Resizing | None) -> Any:
+    # On copies: a model that writes to its inputs, or takes items out of a dict, must not spoil the examples.
+    given = inputs.clone(example)
     try:
-        return model(*example.args, **example.kwargs)
+        return model(*given.args, **given.kwargs)
     # Whatever the user's model raises is reported as eager's own failure, with its cause.
     except Exception as error:
-        raise EagerFailed(
-            f"batch {batch_size}: eager raised {type(error).__name__}: {_first_line(error)}\n"
-            "  the model fails without any graph; no capture was tried"
-        ) from error.with_traceback(_from_the_model(error))
+        told = [
+            f"batch {batch_size}: eager raised {_told(error)}",
+            "the model fails without any graph; no capture was tried",
+            *_hints(error, batch_size, resizing),
+        ]
+        raise EagerFailed("\n  ".join(told)) from error.with_traceback(_from_the_model(error))
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [""])[0]
+def _told(error: BaseException) -> str:
+    return ": ".join([type(error).__name__, *str(error).splitlines()[:1]])
+
+
+def _hints(error: BaseException, batch_size: int, resizing: inputs.Resizing | None) -> list[str]:
+    """What of our own doing may be the cause: the resized inputs, the inference mode."""
+    hints = []
+    if resizing is not None and resizing.size != batch_size and len(resizing.names) > 1:
+        hints.append(
+            f"the example has batch {resizing.size}; resized to {batch_size}: {', '.join(resizing.names)}; "
+            "a tensor without a batch dimension needs None in batch_dim"
+        )
+    if any(word in str(error) for word in ("requires_grad", "require grad", "Inference tensors")):
+        hints.append("models run under torch.inference_mode() here: what a graph serves has no backward pass")
+    return hints
 
 
 def _from_the_model(error: BaseException) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import posixpath
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -134,7 +135,8 @@ def _latency(nanoseconds: float | None) -> str:
 def _speedup(speedup: Interval | None, *, interval: bool) -> str:
     if speedup is None:
         return "-"
-    bounds = f" ({speedup.low:.2f}-{speedup.high:.2f})" if interval else ""
+    # Too few blocks bound it on one side only, or on none: a column has no room to say so.
+    bounds = f" ({speedup.low:.2f}-{speedup.high:.2f})" if interval and math.isfinite(speedup.high) else ""
     return factor_text(speedup.estimate) + bounds
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_cudagraph.errors import InputError
 from pytest_cudagraph.settings.marks import MARK_PARSERS, MarkSettings
 from pytest_cudagraph.settings.options import DeviceOption, Settings
-from pytest_cudagraph.settings.parsing import min_speedups
+from pytest_cudagraph.settings.parsing import min_speedups, name
 
 if TYPE_CHECKING:
     from pytest_cudagraph.values import CompileMode
@@ -46,7 +46,7 @@ class CallSettings:
 
     def checked(self) -> CallSettings:
         """The same with every value parsed; raises :class:`~pytest_cudagraph.errors.InputError`."""
-        parsers = {**MARK_PARSERS, "min_speedup": min_speedups}
+        parsers = {**MARK_PARSERS, "min_speedup": min_speedups, "name": name}
         given = {f.name: getattr(self, f.name) for f in fields(self) if f.name in parsers}
         return replace(self, **{key: _parse_argument(key, parsers[key], value) for key, value in given.items()})
 

@@ -153,12 +153,14 @@ def add_options(parser: pytest.Parser) -> None:
     """Register every row of :data:`OPTIONS` as a flag and as an ini option."""
     group = parser.getgroup("cudagraph", "CUDA graph correctness and performance")
     for option in OPTIONS:
+        # argparse fills in its own values after "%"; pytest's ini options take the text as it is.
+        text = option.help.replace("%", "%%")
         if option.parse is None:
-            group.addoption(option.flag, action="store_const", const=True, default=None, help=option.help)
+            group.addoption(option.flag, action="store_const", const=True, default=None, help=text)
             parser.addini(option.ini, option.help, type="bool", default=None)
             continue
         value: dict[str, Any] = {"nargs": "?", "const": option.bare} if option.bare else {}
-        group.addoption(option.flag, default=None, metavar=option.metavar, help=option.help, **value)
+        group.addoption(option.flag, default=None, metavar=option.metavar, help=text, **value)
         parser.addini(option.ini, option.help, type="string", default=None)
 
 

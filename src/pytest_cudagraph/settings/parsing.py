@@ -35,6 +35,12 @@ def number(*, above: float | None = None, at_least: float | None = None) -> Call
     return parse
 
 
+def name(value: Any) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError("a text that is not empty")
+    return value
+
+
 def whole_number(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise ValueError("a whole number of at least 0")

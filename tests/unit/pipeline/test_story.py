@@ -118,7 +118,8 @@ def test_nothing_is_held_after_an_exception_in_a_stage(graphs, monkeypatch, stag
 
     home = pipeline.story.check if stage == "check_replays" else pipeline.story
     monkeypatch.setattr(home, stage, fail)
-    with pytest.raises(error, match="in the stage"), story_of(Mlp().eval()) as story:
+    # What a line of the user's raises becomes a failure of the test.
+    with pytest.raises((error, EagerFailed), match="in the stage"), story_of(Mlp().eval()) as story:
         pipeline.tell(story)
     assert len(graphs) == 2
     del story
@@ -150,6 +151,15 @@ def test_a_hazard_ends_the_story_before_any_capture(graphs):
     assert report.verdict is Verdict.NOT_CAPTURED
     assert [finding.id for finding in report.findings if finding.level == "error"] == ["host-sync"]
     assert graphs == []
+
+
+def test_a_model_that_computes_nothing_is_told_so():
+    with story_of(lambda x: x) as story:
+        report = pipeline.tell(story)
+    (judgement,) = report.at(2).judgements
+    assert judgement.reason == "the capture was refused: the graph is empty: the call launches nothing on the device"
+    assert judgement.evidence == ()
+    assert judgement.remedy == "fix: give the fixture a callable that computes on its inputs with torch"
 
 
 def test_a_failed_compile_is_a_verdict():

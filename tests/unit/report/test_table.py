@@ -9,7 +9,7 @@ from tests.facts import CPU, H200, batch, judgement, report, saved, timing
 
 from pytest_cudagraph.report import closing, header, table
 from pytest_cudagraph.report.columns import shorten
-from pytest_cudagraph.values import Agreement, BatchReport, GraphReport, Receipt, Verdict
+from pytest_cudagraph.values import Agreement, BatchReport, GraphReport, Interval, Receipt, Verdict
 
 LONG = "tests/integration/decoders/test_speculative_decoding.py::TestSpeculative::test_decoder_with_draft[fp16-1024]"
 
@@ -183,3 +183,10 @@ def test_what_limits_the_proof_is_noted_once_with_its_batch_sizes():
         f"note: a.py::test_a, batch 1, 8: {note}",
         "note: a.py::test_a: the audit did not judge custom operator mine::op",
     ]
+
+
+def test_an_interval_without_an_end_is_left_out():
+    endless = replace(timing(), speedup=Interval(estimate=3.28, low=0.0, high=float("inf")))
+    row = next(line for line in table([report("test_a.py::test_a", batch(1, timing=endless))]) if "3.28x" in line)
+    assert "inf" not in row
+    assert "(" not in row

@@ -1,0 +1,62 @@
+"""What a model raises after its first calls went well: a failure of the test, told with the model's own traceback."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple
+
+from pytest_cudagraph import sources
+from pytest_cudagraph.errors import CaptureFailed, CompileFailed, CudagraphError, EagerFailed, GraphTestFailure
+from pytest_cudagraph.values import GateName, Judgement, Verdict
+
+
+class _Stage(NamedTuple):
+    """What a failure is called that ends a stage, and how the stage is told."""
+
+    failure: type[GraphTestFailure]
+    gate: GateName
+    verdict: Verdict
+    told: str
+
+
+_STAGES: Mapping[str, _Stage] = {
+    "audit": _Stage(EagerFailed, "eager", Verdict.NOT_CAPTURED, "while it was audited"),
+    "compile": _Stage(CompileFailed, "compile", Verdict.NOT_CAPTURED, "while it was compiled"),
+    "capture": _Stage(CaptureFailed, "capture", Verdict.NOT_CAPTURED, "during warm-up or capture"),
+    "check": _Stage(EagerFailed, "eager", Verdict.FAILED, "while its replays were checked"),
+    "measure": _Stage(EagerFailed, "eager", Verdict.FAILED, "while it was measured"),
+}
+
+_OWN_FOLDER = str(Path(__file__).parent.parent)
+
+
+def failure_in(stage: str, error: Exception) -> tuple[GraphTestFailure, Judgement] | None:
+    """The failure that a line of the user's raised in ``stage``; None for what is not the model's: it keeps its frames.
+
+    Raise it ``from`` the error, whose traceback begins at the model afterwards.
+    """
+    site = sources.user_site_of(error)
+    if site is None or isinstance(error, CudagraphError) or stage not in _STAGES:
+        return None
+    failure, gate, verdict, told = _STAGES[stage]
+    raised = ": ".join([type(error).__name__, *str(error).splitlines()[:1]])
+    reason = f"the model raised {raised} {told}"
+    evidence = (f"at {sources.describe(site)}", "its first call at each batch size went well")
+    error.__traceback__ = _from_the_model(error.__traceback__)
+    message = "\n  ".join((reason, *evidence))
+    return failure(message), Judgement(gate=gate, verdict=verdict, reason=reason, evidence=evidence)
+
+
+def judgement_of(failure: EagerFailed) -> Judgement:
+    """The failure of a first eager call, as the report tells it."""
+    reason, *evidence = str(failure).splitlines()
+    told = tuple(line.strip() for line in evidence)
+    return Judgement(gate="eager", verdict=Verdict.NOT_CAPTURED, reason=reason, evidence=told)
+
+
+def _from_the_model(traceback: TracebackType | None) -> TracebackType | None:
+    while traceback is not None and traceback.tb_frame.f_code.co_filename.startswith(_OWN_FOLDER):
+        traceback = traceback.tb_next
+    return traceback

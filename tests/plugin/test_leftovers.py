@@ -1,0 +1,24 @@
+"""What a run leaves on disk: what was asked for, and nothing else."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.mark.slow
+def test_compiled_packages_without_a_cache_end_with_their_test(project, tmp_path, monkeypatch):
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    project.pytester.makepyfile(
+        """
+        import torch
+        from models import *
+
+        def test_stages(compile_model, capture_graphs, assert_replay_close):
+            compiled = compile_model(Mlp().eval(), torch.randn(1, 16), mode="aot", batch_sizes=[1])
+            assert_replay_close(capture_graphs(compiled))
+        """
+    )
+    project.measure().assert_outcomes(passed=1)
+    assert not list(temporary.glob("pytest-cudagraph-*"))

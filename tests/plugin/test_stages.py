@@ -1,0 +1,49 @@
+"""The stage fixtures, used in another order than the examples do, or with the wrong things."""
+
+from __future__ import annotations
+
+import pytest
+
+STAGES = """
+import pytest, torch
+from models import *
+from pytest_cudagraph import InputError
+
+KEPT = {}
+
+def test_a_compiled_model_is_captured_with_its_own_inputs(compile_model, capture_graphs, assert_replay_close):
+    compiled = compile_model(Mlp().eval(), torch.randn(1, 16), mode="none", batch_sizes=[1, 3])
+    graphs = capture_graphs(compiled)
+    assert list(graphs) == [1, 3]
+    assert_replay_close(graphs)
+    with pytest.raises(InputError, match="compiled for batch sizes"):
+        capture_graphs(compiled, batch_sizes=[7])
+
+def test_a_batch_size_there_is_none_of(capture_graphs):
+    graphs = capture_graphs(Mlp().eval(), torch.randn(1, 16), batch_sizes=[1])
+    assert graphs.get(2) is None
+    with pytest.raises(KeyError, match="no batch size 2; there are .1."):
+        graphs[2]
+
+def test_other_things_than_graphs(assert_replay_close, measure_speedup):
+    with pytest.raises(InputError, match="the graphs that capture_graphs returned; found Mlp"):
+        assert_replay_close(Mlp())
+    with pytest.raises(InputError, match="the graphs that capture_graphs returned; found dict"):
+        measure_speedup({1: Mlp()})
+
+def test_keep(capture_graphs):
+    KEPT["graphs"] = capture_graphs(Mlp().eval(), torch.randn(1, 16), batch_sizes=[1])
+"""
+
+ENDED = """
+def test_graphs_of_another_test(assert_replay_close, measure_speedup):
+    for use in (assert_replay_close, measure_speedup, len, list, lambda graphs: graphs[1]):
+        with pytest.raises(InputError, match="these graphs ended with the test that captured them"):
+            use(KEPT["graphs"])
+"""
+
+
+@pytest.mark.parametrize("options", [[], ["--cudagraph", "--cudagraph-device=cpu"]], ids=["off", "on"])
+def test_odd_orders_and_wrong_arguments_have_answers(project, options):
+    project.pytester.makepyfile(STAGES + (ENDED if options else ""))
+    project.run(*options).assert_outcomes(passed=4 + len(options) // 2)

@@ -1,0 +1,116 @@
+"""A saved entry is called stale only where the run could have seen its test and did not; strict fails on it."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+GOOD = "cudagraph(Mlp().eval(), torch.randn(1, 16), min_speedup=0.01, batch_sizes=[1])"
+CHANGED = {
+    "skipped": ("def test_other(cudagraph):", "@pytest.mark.skip\ndef test_other(cudagraph):"),
+    "skipped inside": (f"    {GOOD}\n\n# other", f"    pytest.skip('not here')\n    {GOOD}\n\n# other"),
+    "not run": ("def test_other(cudagraph):", "@pytest.mark.xfail(run=False)\ndef test_other(cudagraph):"),
+    "module skipped": ("# end", "pytest.importorskip('no_such_module')"),
+}
+
+
+@pytest.fixture
+def saved(project):
+    """Two files with an entry each, and one entry of a name of its own."""
+    write(project)
+    project.measure("--cudagraph-update").assert_outcomes(passed=3)
+    return project
+
+
+def write(project, old="", new=""):
+    source = f"""import pytest, torch
+from models import *
+
+def test_other(cudagraph):
+    {GOOD}
+
+# other
+def test_named(cudagraph):
+    {GOOD.replace("batch_sizes", "name='mine', batch_sizes")}
+
+# end
+"""
+    project.write(good=GOOD)
+    project.pytester.makepyfile(test_second=source.replace(old, new) if old else source)
+
+
+def told_stale(project, *options):
+    result = project.measure("--cudagraph-strict", "--cudagraph-max-slowdown=9", *options)
+    assert "Traceback" not in result.stdout.str() + result.stderr.str()
+    stale = [line.partition("stale: ")[2] for line in result.outlines if line.startswith("stale: ")]
+    assert result.ret == (pytest.ExitCode.TESTS_FAILED if stale else pytest.ExitCode.OK)
+    return stale
+
+
+@pytest.mark.parametrize("change", CHANGED)
+def test_a_test_that_is_there_and_did_not_run_leaves_no_stale_entry(saved, change):
+    write(saved, *CHANGED[change])
+    assert told_stale(saved) == []
+
+
+@pytest.mark.parametrize(
+    "options", [["--ignore=test_second.py"], ["--ignore-glob=*second*"], ["-k", "good"], ["test_user.py"]], ids=" ".join
+)
+def test_a_narrowed_run_calls_nothing_stale(saved, options):
+    assert told_stale(saved, *options) == []
+
+
+def test_files_that_a_conftest_leaves_out_are_not_stale(saved):
+    with (saved.path / "conftest.py").open("a", encoding="utf-8") as file:
+        file.write("\ncollect_ignore = ['test_second.py']\n")
+    assert "test_second.py::test_other, batch 1" not in told_stale(saved)
+
+
+def test_the_files_that_last_failed_leaves_out_are_not_stale(saved):
+    saved.pytester.makepyfile(test_third="def test_broken(): assert False")
+    options = ("--cudagraph", "--cudagraph-device=cpu", "--cudagraph-max-slowdown=9")
+    saved.pytester.runpytest_subprocess(*options)
+    result = saved.pytester.runpytest_subprocess(*options, "--lf")
+    result.assert_outcomes(failed=1)
+    assert not [line for line in result.outlines if " stale" in line or line.startswith("stale:")]
+
+
+def test_a_test_that_failed_before_its_call_leaves_no_stale_entry(saved):
+    write(saved, "def test_other(cudagraph):", "def test_other(cudagraph):\n    assert False")
+    result = saved.measure("--cudagraph-max-slowdown=9")
+    result.assert_outcomes(failed=1, passed=2)
+    assert not [line for line in result.outlines if " stale" in line or line.startswith("stale:")]
+
+
+def test_a_file_that_is_gone_leaves_stale_entries(saved):
+    (saved.path / "test_second.py").unlink()
+    assert told_stale(saved) == ["mine, batch 1", "test_second.py::test_other, batch 1"]
+
+
+def test_what_strict_says_of_stale_entries_can_be_run_as_it_stands(saved):
+    (saved.path / "test_second.py").unlink()
+    (line,) = [each for each in saved.measure("--cudagraph-strict").outlines if each.startswith("strict: ")]
+    command = shlex.split(line.partition("cover them: ")[2])
+    assert command[:3] == ["pytest-cudagraph", "baseline", "prune"]
+    found = subprocess.run(
+        [sys.executable, "-m", "pytest_cudagraph", *command[1:]], capture_output=True, text=True, check=True
+    )
+    assert found.stdout.count("removed from ") == 2
+    assert told_stale(saved) == []
+
+
+def test_a_run_from_a_subfolder_sees_what_is_stale(saved, monkeypatch):
+    (saved.path / "test_second.py").unlink()
+    (saved.path / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
+    folder = saved.path / "deep"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    assert told_stale(saved, "..") == ["mine, batch 1", "test_second.py::test_other, batch 1"]
+
+
+def test_xdist_tells_the_same(saved):
+    write(saved, *CHANGED["skipped"])
+    assert told_stale(saved, "-n", "1") == []
