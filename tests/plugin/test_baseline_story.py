@@ -200,3 +200,12 @@ cudagraph(Stops().eval(), torch.randn(1, 16), min_speedup=0.01)
     result = project.measure("--cudagraph-update")
     assert result.ret == pytest.ExitCode.INTERRUPTED
     assert not list(project.path.glob(".cudagraph/*.json"))
+
+
+def test_kernels_that_are_being_accepted_are_shown(project):
+    project.write(good=GOOD)
+    project.measure("--cudagraph-update")
+    project.write(good=SLOW)
+    result = project.measure("--cudagraph-update")
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(["  * -> * kernels: +400 aten.mul"])
