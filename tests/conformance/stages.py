@@ -38,13 +38,13 @@ class Seen:
     disagreement: Disagreement | None = None
 
     def said(self, stage):
-        """The hazard a stage names: an id, ``wrong`` for a difference without one, ``raises`` for eager, or None."""
+        """The hazard a stage names: an id, else ``raises``, ``refused`` or ``wrong`` where there is none; or None."""
         if stage == "eager":
             return "raises" if self.eager else None
         if stage == "audit":
             return "+".join(dict.fromkeys(finding.id for finding in self.audit.errors)) or None
         if stage == "capture":
-            return self.refusal.hazard if self.refusal else None
+            return (self.refusal.hazard or "refused") if self.refusal else None
         return (self.disagreement.finding_id or WRONG) if self.disagreement else None
 
     @property

@@ -514,7 +514,7 @@ class UnsafeOperator(Base):
         return torch.ops.cudagraph_conformance.unsafe(x)  # HERE
 
 
-@hazard(48, capture="unknown-op", notes=("output-alias",))
+@hazard(48, capture="refused", notes=("output-alias",))
 class NothingLaunched(Base):
     def forward(self, x):
         return x.view(-1)
