@@ -97,7 +97,8 @@ class Project:
     def measure(self, *arguments: str) -> pytest.RunResult:
         """A run that gates the twin's own numbers, quickly."""
         options = ("--cudagraph", "--cudagraph-device=cpu", "--cudagraph-time-budget=2", "--cudagraph-batch-sizes=1,2")
-        return self.run(*options, *arguments)
+        # On a busy machine one run may be much slower than the one before; tests of that gate give their own limit.
+        return self.run(*options, "--cudagraph-max-slowdown=1000", *arguments)
 
     @property
     def baseline(self) -> Path:
