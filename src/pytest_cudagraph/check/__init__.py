@@ -29,15 +29,14 @@ def check_replays(
     rtol: float | None = None,
     atol: float | None = None,
     captured_at: Mapping[str, int] | None = None,
-    progress: Callable[[str], None] | None = None,
+    progress: Callable[[str], None] = lambda line: None,
 ) -> dict[int, Agreement | Disagreement]:
     """Replay every graph against eager, twice, each time on new inputs with poisoned outputs.
 
-    Eager (``eager_for``) runs twice from the same state, inputs and seed before each replay: what eager itself does
-    not repeat is not held against the graph. Outputs and the state of ``model`` after are judged by
-    ``torch.testing.assert_close`` with ``equal_nan``; ``rtol`` and ``atol`` default to those of the dtype. ``model``
-    and the generators are afterwards as they were. ``captured_at`` tells where state lay at capture, to explain a
-    difference. Raises :class:`~pytest_cudagraph.errors.InputError` when eager cannot take fresh inputs and
+    Eager (``eager_for``) runs twice from the same state, inputs and seed: what it does not repeat is not held against
+    the graph. ``torch.testing.assert_close`` judges outputs and the state of ``model``, NaN equal to NaN; ``model`` and
+    generators are afterwards as they were. ``captured_at``, where state lay at capture, explains differences. Raises
+    :class:`~pytest_cudagraph.errors.InputError` when eager cannot take fresh inputs and
     :class:`~pytest_cudagraph.errors.CudagraphError` when a replay raises or the state cannot be brought back.
     """
     with Start(model, examples.values(), backend) as start:
@@ -57,8 +56,7 @@ def check_replays(
             for batch_size, graph in graphs.items()
         }
         for batch_size, trial_seed in _trials(sorted(graphs), seed):
-            if progress is not None:
-                progress(f"check batch {batch_size}")
+            progress(f"check batch {batch_size}")
             courses[batch_size].trial(trial_seed)
     return {batch_size: course.result() for batch_size, course in courses.items()}
 

@@ -41,13 +41,8 @@ def judge_speedup(
         raise ValueError(f"the timing was taken against {timing.target_ratio}, and cannot be judged by {min_speedup}")
     reason = f"{found_text(timing)}; this test asks for {factor_text(min_speedup)}"
     if disturbance:
-        return Judgement(
-            gate="speedup",
-            verdict=Verdict.INCONCLUSIVE,
-            reason=f"{reason}; not decided: {disturbance}",
-            evidence=evidence,
-            remedy="run again on a quiet device",
-        )
+        reason, remedy = f"{reason}; not decided: {disturbance}", "run again on a quiet device"
+        return Judgement(gate="speedup", verdict=Verdict.INCONCLUSIVE, reason=reason, evidence=evidence, remedy=remedy)
     if timing.decision == "pass":
         return Judgement(gate="speedup", verdict=Verdict.PASSED, reason=reason, evidence=evidence)
     if timing.decision == "fail":
