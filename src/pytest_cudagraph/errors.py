@@ -10,12 +10,15 @@
     ├── ReplayMismatch                    replay differs from eager
     ├── SpeedupTooLow                     the ratio gate
     ├── SlowerThanBaseline                the latency gate
+    ├── SlowerThanBase                    the same gate against another revision (--cudagraph-base)
     ├── TooManyKernels                    the structure gate
     └── NotProven                         inconclusive or not judged, under --cudagraph-strict
     CudagraphError (Exception)            a mistake of use or of the machine
     ├── InputError                        example inputs that cannot be used as they are
     ├── DeviceUnavailable                 the device asked for is not there
     ├── BaselineError                     a baseline file that cannot be read or written
+    ├── RevisionError                     a revision that cannot be checked out or measured
+    ├── DeadTensorError                   a replay would read memory that is no longer there
     ├── CompileTimeout                    inside compile: past its time limit; becomes CompileFailed
     └── CaptureRefusal                    inside backends: why a capture cannot be; becomes CaptureFailed
     InconclusiveWarning (UserWarning)     the time budget ended before the evidence was enough
@@ -47,6 +50,10 @@ class BaselineError(CudagraphError):
     """A baseline file that cannot be read or written; the message names the file, which stays as it was."""
 
 
+class RevisionError(CudagraphError):
+    """A revision that cannot be checked out, or whose tests cannot be measured."""
+
+
 class CaptureRefusal(CudagraphError):
     """A capture that cannot be. ``text`` is what CUDA says in this case, ``hazard`` the id in the catalogue.
 
@@ -63,6 +70,10 @@ class CaptureRefusal(CudagraphError):
         self.site = site
         place = f" at {site}" if site else ""
         super().__init__(f"{text}{f' ({operation})' if operation else ''}{place}")
+
+
+class DeadTensorError(CudagraphError):
+    """A replay would read memory of its capture that has been freed or has moved; nothing was run."""
 
 
 class CompileTimeout(CudagraphError):
@@ -107,6 +118,10 @@ class SlowerThanBaseline(GraphTestFailure):
     """Replay is, beyond tolerance and noise, slower than the saved baseline."""
 
 
+class SlowerThanBase(GraphTestFailure):
+    """Replay is, with confidence, slower than in the revision that ``--cudagraph-base`` names."""
+
+
 class TooManyKernels(GraphTestFailure):
     """The graph holds more kernels than the baseline and the marker allow."""
 
@@ -120,8 +135,9 @@ class InconclusiveWarning(UserWarning):
 
 
 for _public in (
-    CudagraphError, InputError, DeviceUnavailable, BaselineError, CaptureRefusal, CompileTimeout,
+    CudagraphError, InputError, DeviceUnavailable, BaselineError, RevisionError,
+    CaptureRefusal, CompileTimeout, DeadTensorError,
     GraphTestFailure, EagerFailed, AuditFailed, CompileFailed, CaptureFailed, ReplayMismatch,
-    SpeedupTooLow, SlowerThanBaseline, TooManyKernels, NotProven, InconclusiveWarning,
+    SpeedupTooLow, SlowerThanBaseline, SlowerThanBase, TooManyKernels, NotProven, InconclusiveWarning,
 ):  # fmt: skip
     _public.__module__ = "pytest_cudagraph"

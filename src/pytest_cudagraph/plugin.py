@@ -9,6 +9,7 @@ import pytest
 
 from pytest_cudagraph.fixtures import (
     assert_replay_close,
+    base,
     capture_graphs,
     compile_model,
     cudagraph,
@@ -68,6 +69,11 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
     return run.header(config)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> None:
+    base.compare(session)
 
 
 @pytest.hookimpl(wrapper=True)

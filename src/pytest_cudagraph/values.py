@@ -20,7 +20,7 @@ Level = Literal["error", "note"]
 Decision = Literal["pass", "fail", "open"]
 """What the evidence of a measurement says of its target; ``open``: neither, within the time it had."""
 
-GateName = Literal["eager", "audit", "compile", "capture", "check", "speedup", "baseline", "structure"]
+GateName = Literal["eager", "audit", "compile", "capture", "check", "speedup", "baseline", "structure", "base"]
 Comparison = Literal["same", "faster", "slower", "uncertain", "new", "not-comparable", "off"]
 """A measurement beside the saved baseline; ``off``: no comparison was wanted."""
 
@@ -72,6 +72,8 @@ class Finding:
     site: Site | None = None
     loud: bool = True
     """Whether CUDA itself would refuse the capture (loud), or replay wrongly without a word (silent)."""
+    called_from: Site | None = None
+    """The innermost line of the user's project, where ``site`` lies in an installed library."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,11 +89,32 @@ class DeviceInfo:
     host_cpu: str
     platform: str
     threads: int
+    mig: str | None = None
+    """The MIG profile (``1g.18gb``); None on a whole GPU and on a CPU."""
+    power_limit_w: int | None = None
+    """The limit the driver enforces; None on a CPU, and where NVML does not tell."""
+    clocks: str | None = None
+    """The clock policy in words (``application clock 1980 MHz``); None as ``power_limit_w``."""
 
     @property
-    def hardware(self) -> tuple[str, str]:
-        """The part that must be equal for two latencies to be comparable."""
-        return (self.kind, self.name)
+    def software(self) -> str:
+        """What runs the kernels, as far as it decides their speed: ``Python 3.12.3, torch 2.11.0, driver 580.159``."""
+        driver = f", driver {self.driver}" if self.driver else ""
+        return f"Python {self.python}, torch {self.torch}{driver}"
+
+    def hardware_changes(self, now: DeviceInfo) -> tuple[str, ...]:
+        """What forbids to compare a latency of ``now`` with one of this: ``power limit 700 W -> 600 W``; else nothing.
+
+        What one side does not tell (older files, no NVML) is no difference.
+        """
+        if (self.kind, self.name) != (now.kind, now.name):
+            return (f"{self.name} ({self.kind}) -> {now.name} ({now.kind})",)
+        changes = [f"MIG {self.mig or 'off'} -> {now.mig or 'off'}"] if self.mig != now.mig else []
+        if None not in (self.power_limit_w, now.power_limit_w) and self.power_limit_w != now.power_limit_w:
+            changes.append(f"power limit {self.power_limit_w} W -> {now.power_limit_w} W")
+        if None not in (self.clocks, now.clocks) and self.clocks != now.clocks:
+            changes.append(f"{self.clocks} -> {now.clocks}")
+        return tuple(changes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,11 +127,17 @@ class Receipt:
     kernels: int | None
     """Non-view operations on the CPU twin, kernel nodes on CUDA; None where the backend cannot count."""
     kernel_names: Mapping[str, int] = field(default_factory=dict)
+    not_counted: str = ""
+    """Why there is no count; empty where there is one."""
     opaque_regions: int = 0
     """How many of the kernels are compiled regions the recorder cannot look into."""
     capture_ns: int = 0
     memory_bytes: int | None = None
     """Growth of the graph pool for this batch size; on the twin the bytes of its fixed buffers."""
+    replays: int = 0
+    """Launches of the graph since its capture, until the receipt was written."""
+    fallbacks: tuple[str, ...] = ()
+    """Calls that a graph should have answered and did not, each with the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +155,8 @@ class Agreement:
     """Whether eager gave the same bits twice from the same state, inputs and seed."""
     not_compared: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    adversaries: tuple[str, ...] = ()
+    """The kinds of adversarial inputs that were tried: those which eager takes, and which change the example."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,6 +225,25 @@ class Timing:
     """Level of the eager arm in the last quarter of the run over the first quarter."""
     inner_calls: int = 1
     notes: tuple[str, ...] = ()
+    reference_ns: float | None = None
+    """The reference workload beside this measurement; None where there was none, or it did not hold still."""
+    busy_ns: float | None = None
+    """What the kernels of one replay take by themselves; None where nothing told."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    """What one recorded run found of a replay: a baseline keeps some, to know how far unchanged runs differ."""
+
+    date: str
+    commit: str
+    """Short; empty outside of a repository."""
+    software: str
+    """See :attr:`DeviceInfo.software`."""
+    q25_ns: float
+    median_ns: float
+    reference_ns: float | None = None
+    """The reference workload of that run, to divide by; see :attr:`Timing.reference_ns`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,6 +260,8 @@ class SavedBatch:
     kernel_names: Mapping[str, int]
     device: DeviceInfo
     saved_at: str
+    sessions: tuple[Session, ...] = ()
+    """The runs that found these kernels at this speed, oldest first; the latencies above are of one of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,6 +273,24 @@ class NoBaseline:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BaseComparison:
+    """One test at one batch size in two revisions, a pair of processes after the other.
+
+    Each figure is one process's lower quartile; the n-th of ``head`` and of ``base`` were measured next to each other.
+    """
+
+    revision: str
+    base_replay_ns: tuple[float, ...] = ()
+    head_replay_ns: tuple[float, ...] = ()
+    base_eager_ns: tuple[float, ...] = ()
+    head_eager_ns: tuple[float, ...] = ()
+    base_kernels: int | None = None
+    head_kernels: int | None = None
+    missing: str = ""
+    """Why there is nothing to compare, in words; empty where there is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
     """What one gate says of one batch size: a sentence (allowed, found), its evidence, its remedy."""
 
@@ -229,6 +299,8 @@ class Judgement:
     reason: str
     evidence: tuple[str, ...] = ()
     remedy: str = ""
+    hazard: str = ""
+    """The id in the catalogue, where a hazard of the model is the cause; its page tells more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,6 +316,7 @@ class BatchReport:
     baseline: SavedBatch | NoBaseline | None = None
     comparison: Comparison = "off"
     compile_ns: int | None = None
+    base: BaseComparison | None = None
 
     @property
     def verdict(self) -> Verdict:

@@ -12,6 +12,7 @@ from pytest_cudagraph.backends import open_backend
 from pytest_cudagraph.baseline import JsonStore, read
 from pytest_cudagraph.errors import BaselineError
 from pytest_cudagraph.measure import PerfCounterClock
+from pytest_cudagraph.pipeline.reference import Reference
 from pytest_cudagraph.protocols import Backend, Clock
 from pytest_cudagraph.settings import Settings
 from pytest_cudagraph.values import DeviceInfo, NoBaseline, SavedBatch
@@ -35,6 +36,8 @@ class Bench:
     clock: Clock
     replaces: bool = False
     """Whether saved entries are being replaced on request, and so hold nobody back."""
+    reference: Reference | None = None
+    """What latencies are divided by before they are held against other sessions'."""
 
     def find_saved(self, name: str, batch_size: int) -> SavedBatch | NoBaseline:
         """The saved entry of this device; else whether another device has one."""
@@ -61,15 +64,19 @@ def open_bench(option: str, settings: Settings) -> Bench:
     if settings.workers > 1:
         # Other workers' tests run at the same moment on the same cores and the same GPU.
         judged, why_not = False, f"{settings.workers} xdist workers share this machine; run without -n to judge speed"
+    if settings.sample is not None:
+        judged, why_not = False, "this process only measures, for a comparison of revisions"
+    backend, clock = open_backend(choice.kind), PerfCounterClock()
     return Bench(
-        backend=open_backend(choice.kind),
+        backend=backend,
         device=described,
         judged=judged,
         why_not="" if judged else why_not,
         saved=store.load() if settings.enabled else {},
         elsewhere=_elsewhere(store.path) if settings.enabled else (),
         baseline_file=store.path,
-        clock=PerfCounterClock(),
+        clock=clock,
+        reference=Reference(backend, clock),
         replaces=settings.update in ("changed", "all"),
     )
 

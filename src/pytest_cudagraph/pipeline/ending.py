@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pytest_cudagraph import environment, record, report
 from pytest_cudagraph.baseline import JsonStore, Key, normal_name
@@ -67,6 +67,7 @@ def end_run(reports: Sequence[GraphReport], collected: Collected, settings: Sett
     said = _Said(lines=report.table(reports) if reports else [])
     for device in _devices(reports):
         _end_device(device, [each for each in reports if each.device == device], collected, settings, said)
+    said.lines += report.base_table(reports)
     if settings.json:
         _write_document(collected.folder / settings.json, reports, settings, said)
     return Ending(lines=tuple(said.lines), problems=tuple(said.problems), failed=bool(said.problems))
@@ -82,8 +83,9 @@ def _end_device(
     store = JsonStore(settings.baseline_folder, device)
     try:
         saved = store.load()
-        plan = _plan(reports, collected, settings, saved)
-        store.merge(plan.write, commit_info=environment.commit(settings.rootdir) or {})
+        commit = environment.commit(settings.rootdir) or {}
+        plan = _plan(reports, collected, settings, saved, _short(commit))
+        store.merge(plan.write, commit_info=commit, continues=not plan.replaces)
     except BaselineError as error:
         said.problems.append(str(error))
         return
@@ -91,7 +93,7 @@ def _end_device(
     stale = record.stale(reports, looked_at, complete_run=collected.complete)
     said.lines += report.closing(
         reports,
-        record.counts(reports, looked_at, complete_run=collected.complete),
+        record.counts(reports, looked_at, complete_run=collected.complete, plan=plan),
         wrote=(len(plan.write), _shown(store.path, settings.rootdir)) if plan.write else None,
         refused=plan.refused,
         stale=stale,
@@ -107,15 +109,24 @@ def _strict_about(stale: Sequence[Key], path: Path, root: Path) -> str:
     return f"strict: {len(stale)} stale in {_shown(path, root)}; where no test is meant to cover them: {prune}"
 
 
+def _short(commit: Mapping[str, Any]) -> str:
+    """``1a2b3c4``, ``1a2b3c4+`` with changes on top of it; empty where there is no commit."""
+    return f"{commit['id'][:7]}{'+' if commit['dirty'] else ''}" if commit else ""
+
+
 def _plan(
-    reports: Iterable[GraphReport], collected: Collected, settings: Settings, saved: Mapping[Key, SavedBatch]
+    reports: Iterable[GraphReport],
+    collected: Collected,
+    settings: Settings,
+    saved: Mapping[Key, SavedBatch],
+    commit: str,
 ) -> record.Plan:
     """What to write; nothing unless it was asked for and the run came to its end."""
     if settings.update == "never" or not collected.finished:
         return record.Plan()
     passed = [each for each in reports if each.nodeid in collected.passed]
     now = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    return record.entries(passed, settings.update, saved, saved_at=now)
+    return record.entries(passed, settings.update, saved, saved_at=now, commit=commit)
 
 
 def _looked_at(saved: Mapping[Key, SavedBatch], collected: Collected, root: Path) -> dict[Key, SavedBatch]:

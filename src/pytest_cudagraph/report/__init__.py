@@ -1,5 +1,6 @@
 """The words and documents a run leaves behind. Pure: yields lines and dicts, prints nothing, writes nothing."""
 
+from pytest_cudagraph.report.base import base_table
 from pytest_cudagraph.report.columns import Column, grid
 from pytest_cudagraph.report.document import document, json_text, properties, rows_of_document
 from pytest_cudagraph.report.failure import failure_text
@@ -10,6 +11,7 @@ from pytest_cudagraph.report.table import Row, closing, render, rows_of, table
 __all__ = [
     "Column",
     "Row",
+    "base_table",
     "closing",
     "device_text",
     "document",

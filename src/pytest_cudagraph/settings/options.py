@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from argparse import SUPPRESS
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from pytest_cudagraph.values import CompileMode
 
 DeviceOption = Literal["auto", "cuda", "cpu"]
+SAMPLE_FLAG = "--cudagraph-sample"
 DEVICES = ("auto", "cuda", "cpu")
 COMPILE_MODES = ("none", "inductor", "aot")
 # Spelt out, and not read off the types: this module is loaded by every pytest run, and ``values`` costs milliseconds.
@@ -108,6 +110,21 @@ OPTIONS: tuple[Option, ...] = (
         help="write baselines of what passed; without a value: changed",
     ),
     Option(
+        flag="--cudagraph-base",
+        default=None,
+        parse=str,
+        metavar="REF",
+        help="measure the same tests at another revision of the repository too (a git worktree, processes in turn), "
+        "and fail where the working tree's replay is slower",
+    ),
+    Option(
+        flag="--cudagraph-base-slowdown",
+        default=0.05,
+        parse=number(at_least=0),
+        metavar="F",
+        help="largest slowdown of the replay against --cudagraph-base (0.05 is 5 %)",
+    ),
+    Option(
         flag="--cudagraph-strict",
         default=False,
         help="inconclusive, not judged, not comparable, missing or stale fail too",
@@ -139,6 +156,10 @@ class Settings:
     update: Update
     strict: bool
     json: str | None
+    base: str | None = None
+    base_slowdown: float = 0.05
+    sample: Path | None = None
+    """The folder that this process leaves its results in: it is one of those that ``--cudagraph-base`` starts."""
     rootdir: Path = field(default_factory=Path)
     workers: int = 0
     """How many xdist workers share this machine; 0 without xdist."""
@@ -162,12 +183,21 @@ def add_options(parser: pytest.Parser) -> None:
         value: dict[str, Any] = {"nargs": "?", "const": option.bare} if option.bare else {}
         group.addoption(option.flag, default=None, metavar=option.metavar, help=text, **value)
         parser.addini(option.ini, option.help, type="string", default=None)
+    # Not for users, and in no table: how --cudagraph-base calls the processes that it compares.
+    group.addoption(SAMPLE_FLAG, default=None, metavar="DIR", help=SUPPRESS)
 
 
 def read_settings(config: pytest.Config, *, workers: int = 0) -> Settings:
     """Settings from command line and ini; a bad value is a :class:`pytest.UsageError` naming flag and value."""
     values = {option.setting: _read_option(config, option) for option in OPTIONS}
-    return Settings(rootdir=config.rootpath, workers=workers, **values)
+    settings = Settings(rootdir=config.rootpath, workers=workers, **values)
+    sample = config.getoption(SAMPLE_FLAG)
+    return settings if sample is None else _of_sample(settings, Path(sample))
+
+
+def _of_sample(settings: Settings, folder: Path) -> Settings:
+    """The user's settings in a process that only measures: it judges no speed, writes no baseline, starts no other."""
+    return replace(settings, sample=folder, json=str(folder / "run.json"), base=None, update="never", strict=False)
 
 
 def _read_option(config: pytest.Config, option: Option) -> Any:

@@ -1,0 +1,112 @@
+"""The gate against another revision: the same tests on both, a process at a time, in turn, on one machine."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+
+from pytest_cudagraph.gate.wording import change_text, signed_text
+from pytest_cudagraph.units import percent_text, plural
+from pytest_cudagraph.values import BaseComparison, Interval, Judgement, Verdict
+
+LOOKS = (5, 10)
+"""How many pairs of processes there are when the comparison is looked at; the last look is final.
+
+Ten processes are the least that measurement across processes asks for (docs/statistics.md); a machine on which those
+cannot decide is looked at once more.
+"""
+
+_T_QUANTILES = {4: 4.604, 9: 3.250}
+"""Student's t at 0.995 by degrees of freedom, one less than the pairs of a look (scipy.stats.t.ppf(0.995, df)).
+
+Two looks at 0.5 % on each side: by Bonferroni at most 1 % of unchanged tests fail, and at most 1 % of those as slow as
+is just not allowed pass, if the pairs' log-ratios are normal.
+"""
+
+_UNMOVED = 0.02
+"""An eager side that moved less is said not to have changed."""
+
+
+def base_change(found: BaseComparison) -> Interval | None:
+    """Head's replay over base's, with the 99 % interval of the mean log-ratio over pairs; None where there is none.
+
+    Student's t over processes, because the layout of a process is noise of its own that more calls do not average out.
+    """
+    logs = _log_ratios(found.head_replay_ns, found.base_replay_ns)
+    quantile = _T_QUANTILES.get(len(logs) - 1)
+    if quantile is None:
+        return None
+    mean, error = statistics.fmean(logs), statistics.stdev(logs) / math.sqrt(len(logs))
+    return Interval(
+        estimate=math.exp(mean), low=math.exp(mean - quantile * error), high=math.exp(mean + quantile * error)
+    )
+
+
+def judge_base(found: BaseComparison, max_slowdown: float, *, judged: bool = True, why_not: str = "") -> Judgement:
+    """Failed when the whole interval lies above ``max_slowdown``, passed when all of it is allowed, else inconclusive.
+
+    A test that the base does not have passes: there is nothing it could be slower than.
+    """
+    change = base_change(found)
+    if change is None:
+        verdict = Verdict.PASSED if found.missing.startswith("new") else Verdict.NOT_JUDGED
+        return Judgement(gate="base", verdict=verdict, reason=f"not compared with {found.revision}: {found.missing}")
+    reason = f"replay is {_change_text(change, found.revision)}; allowed is {percent_text(max_slowdown)}"
+    evidence = _evidence(found)
+    if not judged:
+        evidence = (reason, *evidence)
+        return Judgement(
+            gate="base", verdict=Verdict.NOT_JUDGED, reason=f"latency is not judged: {why_not}", evidence=evidence
+        )
+    verdict = _verdict(change, 1.0 + max_slowdown)
+    remedy = {Verdict.FAILED: _accept(change), Verdict.INCONCLUSIVE: "run again on a quieter machine"}.get(verdict, "")
+    return Judgement(gate="base", verdict=verdict, reason=reason, evidence=evidence, remedy=remedy)
+
+
+def _verdict(change: Interval, allowed_ratio: float) -> Verdict:
+    if change.low > allowed_ratio:
+        return Verdict.FAILED
+    return Verdict.PASSED if change.high <= allowed_ratio else Verdict.INCONCLUSIVE
+
+
+def _change_text(change: Interval, revision: str) -> str:
+    """``10 % slower than in HEAD~1 (a1b2c3d), 99% interval +8.9 % to +12 %``."""
+    direction = "slower" if change.estimate >= 1.0 else "faster"
+    size = percent_text(abs(change.estimate - 1.0))
+    return f"{size} {direction} than in {revision}, 99% interval {signed_text(change.low)} to {signed_text(change.high)}"
+
+
+def _accept(change: Interval) -> str:
+    # The upper bound, rounded up: with the estimate the next run would be inconclusive.
+    return f"to accept: --cudagraph-base-slowdown={math.ceil((change.high - 1.0) * 100) / 100:.2f}"
+
+
+def _evidence(found: BaseComparison) -> tuple[str, ...]:
+    replay = change_text(statistics.median(found.base_replay_ns), statistics.median(found.head_replay_ns))
+    pairs = plural(len(found.head_replay_ns), "pair")
+    lines = [f"base -> head: replay {replay}, lower quartiles in {pairs} of processes, in turn"]
+    lines += [line for line in (_eager_text(found), _kernels_text(found)) if line]
+    return tuple(lines)
+
+
+def _eager_text(found: BaseComparison) -> str:
+    logs = _log_ratios(found.head_eager_ns, found.base_eager_ns)
+    if not logs:
+        return ""
+    change = change_text(statistics.median(found.base_eager_ns), statistics.median(found.head_eager_ns))
+    ratio = math.exp(statistics.fmean(logs))
+    if abs(ratio - 1.0) < _UNMOVED:
+        return f"eager did not change ({change})"
+    return f"eager got {percent_text(abs(ratio - 1.0))} {'slower' if ratio > 1.0 else 'faster'} ({change})"
+
+
+def _kernels_text(found: BaseComparison) -> str:
+    before, after = found.base_kernels, found.head_kernels
+    if before is None or after is None:
+        return ""
+    return f"{plural(after, 'kernel')} in both" if before == after else f"{before} -> {plural(after, 'kernel')}"
+
+
+def _log_ratios(head_ns: Sequence[float], base_ns: Sequence[float]) -> list[float]:
+    return [math.log(head / base) for head, base in zip(head_ns, base_ns, strict=True)]

@@ -1,0 +1,98 @@
+"""A revision of the user's repository, checked out beside it for as long as it is needed."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from pytest_cudagraph.errors import RevisionError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Revision:
+    """A commit, the name it was asked for by, and the repository's top folder."""
+
+    name: str
+    commit: str
+    top: Path
+
+    def __str__(self) -> str:
+        """``HEAD~1 (a1b2c3d)``."""
+        return f"{self.name} ({self.commit[:7]})"
+
+
+def find_revision(folder: Path, name: str) -> Revision:
+    """The commit that ``name`` (a branch, a tag, ``HEAD~1``) stands for in the repository around ``folder``.
+
+    Raises :class:`~pytest_cudagraph.errors.RevisionError` where there is no repository, no git, or no such commit.
+    """
+    try:
+        top = _git(folder, "rev-parse", "--show-toplevel")
+    except RevisionError as error:
+        raise RevisionError(f"a git repository is needed to check out {name!r}; {folder} lies in none") from error
+    try:
+        # ^{commit} peels a tag; without --end-of-options a name that begins with a dash would be an option.
+        commit = _git(folder, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
+    except RevisionError as error:
+        raise RevisionError(
+            f"a branch, tag or commit of this repository is allowed; found {name!r}, which names none here\n"
+            "  a shallow clone lacks older commits: fetch them first (git fetch --unshallow)"
+        ) from error
+    return Revision(name=name, commit=commit, top=Path(top).resolve())
+
+
+@contextmanager
+def checked_out(revision: Revision) -> Iterator[Path]:
+    """The folder of a git worktree at ``revision``; it is removed afterwards, also after Ctrl-C or a termination."""
+    with (
+        _termination_as_interrupt(),
+        tempfile.TemporaryDirectory(prefix="pytest-cudagraph-", ignore_cleanup_errors=True) as folder,
+    ):
+        # The folder's own name stays: packages and configuration may be told apart by it.
+        tree = Path(folder).resolve() / revision.top.name
+        try:
+            _git(revision.top, "worktree", "add", "--detach", "--quiet", str(tree), revision.commit)
+            yield tree
+        finally:
+            _remove(revision.top, tree)
+
+
+def _remove(top: Path, tree: Path) -> None:
+    """Take the worktree out of the repository's list, whatever state an interrupt has left it in."""
+    for arguments in (("worktree", "remove", "--force", "--force", str(tree)), ("worktree", "prune")):
+        subprocess.run(["git", "-C", str(top), *arguments], capture_output=True, check=False)
+
+
+@contextmanager
+def _termination_as_interrupt() -> Iterator[None]:
+    """A CI server that cancels a job sends SIGTERM, which would leave the worktree behind."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt(f"signal {number}")
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    try:
+        done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, check=True)
+    except FileNotFoundError as error:
+        raise RevisionError("git is needed and is not on the PATH") from error
+    except subprocess.CalledProcessError as error:
+        said = error.stderr.decode("utf-8", errors="replace").strip()
+        raise RevisionError(f"git {arguments[0]} failed: {said or f'exit code {error.returncode}'}") from error
+    return done.stdout.decode("utf-8", errors="replace").strip()

@@ -1,0 +1,192 @@
+"""``--cudagraph-base``: two revisions of a repository, measured in turn, judged test by test, nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+# A clock that only the model moves: the verdicts are those of the readings, whatever else this machine does.
+CONFTEST = """
+import torch
+from pytest_cudagraph.measure import PerfCounterClock
+import model
+
+torch.set_num_threads(1)
+PerfCounterClock.now_ns = lambda self: model.now_ns
+"""
+
+MODEL = """
+import torch
+from torch import nn
+
+now_ns = 0
+
+
+@torch.library.custom_op("user::work", mutates_args=())
+def work(x: torch.Tensor) -> torch.Tensor:
+    global now_ns
+    now_ns += {cost_ns}
+    return x * 2
+
+
+class Model(nn.Module):
+    def forward(self, x):
+        global now_ns
+        now_ns += 60_000
+        return work(x)
+"""
+
+TESTS = """
+import torch
+from model import Model
+
+
+def test_model(cudagraph):
+    cudagraph(Model(), torch.randn(1, 4))
+"""
+
+OPTIONS = ("--cudagraph", "--cudagraph-device=cpu", "--cudagraph-batch-sizes=1", "--cudagraph-base")
+
+
+class Repository:
+    """A git repository of a model, its test and a conftest."""
+
+    def __init__(self, pytester):
+        self.pytester, self.path = pytester, pytester.path
+        pytester.makeconftest(CONFTEST)
+        pytester.makepyfile(test_user=TESTS)
+        self.git("init", "--quiet")
+
+    def git(self, *arguments):
+        identity = ("-c", "user.name=someone", "-c", "user.email=someone@example.org")
+        command = ["git", "-C", str(self.path), *identity, *arguments]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+    def commit(self, cost_ns):
+        self.write(cost_ns)
+        self.git("add", "--all")
+        self.git("commit", "--quiet", "--allow-empty", "--message", "a commit")
+
+    def write(self, cost_ns):
+        (self.path / "model.py").write_text(MODEL.format(cost_ns=cost_ns))
+
+    def run(self, *arguments):
+        return self.pytester.runpytest_subprocess("-p", "no:cacheprovider", *arguments)
+
+    def worktrees(self):
+        return self.git("worktree", "list").splitlines()
+
+
+@pytest.fixture
+def repository(pytester):
+    return Repository(pytester)
+
+
+def test_a_planted_slowdown_of_ten_percent_in_the_working_tree_fails_and_both_sides_are_shown(repository):
+    repository.commit(cost_ns=100_000)
+    repository.commit(cost_ns=105_000)
+    repository.write(cost_ns=110_000)
+    result = repository.run(*OPTIONS, "HEAD~1")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        [
+            "E*SlowerThanBase: batch 1: replay is 10 % slower than in HEAD~1 (*), 99% interval *; allowed is 5.0 %",
+            "E*base -> head: replay 100.0 -> 110.0 µs, lower quartiles in 5 pairs of processes, in turn",
+            "replay at HEAD~1 (*) (base) and in the working tree (head), lower quartiles of processes",
+            "test*batch*base*head*change*kernels*verdict",
+            "test_user.py::test_model*1*100.0 µs*110.0 µs*+10 %*1*slower",
+        ]
+    )
+    assert len(repository.worktrees()) == 1
+    assert not (repository.path / ".cudagraph").exists()
+
+
+def test_without_a_slowdown_the_run_passes_and_a_new_test_is_called_new(repository):
+    repository.commit(cost_ns=100_000)
+    repository.commit(cost_ns=100_000)
+    (repository.path / "test_more.py").write_text(TESTS.replace("test_model", "test_later"))
+    result = repository.run(*OPTIONS, "HEAD~1")
+    result.assert_outcomes(passed=2)
+    result.stdout.fnmatch_lines(
+        [
+            "test_more.py::test_later * new: not in the base",
+            "test_user.py::test_model*1*100.0 µs*100.0 µs*+0.0 %*1*passed",
+        ]
+    )
+    assert len(repository.worktrees()) == 1
+
+
+def test_ctrl_c_leaves_no_worktree_and_no_process(repository):
+    told = repository.path / "told"
+    os.mkfifo(told)
+    # Each process of the base says its number, and then works on until it is stopped.
+    repository.pytester.makeconftest(
+        f"""
+import os
+
+if "pytest-cudagraph-" in __file__:
+    with open({str(told)!r}, "w") as pipe:
+        pipe.write(str(os.getpid()))
+    while True:
+        pass
+"""
+    )
+    repository.commit(cost_ns=100_000)
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *OPTIONS, "HEAD"]
+    run = subprocess.Popen(command, cwd=repository.path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    process = int(told.read_text())
+    assert len(repository.worktrees()) == 2
+    os.kill(run.pid, signal.SIGINT)
+    said, _ = run.communicate()
+    assert run.returncode == pytest.ExitCode.INTERRUPTED, said
+    assert len(repository.worktrees()) == 1
+    with pytest.raises(ProcessLookupError):
+        os.kill(process, 0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("no-such-branch",), "*--cudagraph-base: a branch, tag or commit of this repository is allowed; found*"),
+        (("HEAD", "-n", "2"), "*--cudagraph-base measures in processes of its own, one at a time: run without -n*"),
+    ],
+)
+def test_what_cannot_be_measured_is_a_usage_error(repository, arguments, message):
+    repository.commit(cost_ns=100_000)
+    result = repository.run(*OPTIONS, *arguments)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines([message])
+    assert "Traceback" not in result.stderr.str()
+
+
+def test_a_base_that_cannot_run_its_tests_is_a_usage_error_with_their_words(repository):
+    repository.commit(cost_ns=100_000)
+    (repository.path / "model.py").write_text("raise RuntimeError('not generated yet')\n")
+    repository.git("commit", "--quiet", "--all", "--message", "broken")
+    repository.write(cost_ns=100_000)
+    result = repository.run(*OPTIONS, "HEAD")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(
+        ["*--cudagraph-base: the base, HEAD (*), could not be measured: *", "*RuntimeError: not generated yet"]
+    )
+
+
+def test_code_of_the_working_tree_in_the_base_is_a_usage_error(repository):
+    repository.commit(cost_ns=100_000)
+    # What an editable install does, done where nothing can stand before it.
+    (repository.path / "conftest.py").write_text(f"import sys\nsys.path.insert(0, {str(repository.path)!r})\n{CONFTEST}")
+    repository.git("commit", "--quiet", "--all", "--message", "editable")
+    result = repository.run(*OPTIONS, "HEAD")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*must import its own code; found 1 of the working tree's files*first model.py"])
+
+
+def test_without_the_plugins_switch_nothing_is_compared(repository):
+    repository.commit(cost_ns=100_000)
+    result = repository.run("--cudagraph-base", "HEAD")
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(["cudagraph: without --cudagraph nothing is measured or written: --cudagraph-base"])

@@ -1,0 +1,94 @@
+"""The gate between two revisions: a pure function of the readings of processes."""
+
+from __future__ import annotations
+
+import random
+import statistics
+
+import pytest
+from scipy import stats as scipy_stats
+
+from pytest_cudagraph import gate
+from pytest_cudagraph.gate import base as base_gate
+from pytest_cudagraph.values import BaseComparison, Verdict
+
+
+def readings(slowdown, noise, pairs=5, seed=0, **changed):
+    rng = random.Random(seed)
+    base = tuple(100_000 * (1 + rng.gauss(0, noise)) for _ in range(pairs))
+    head = tuple(100_000 * (1 + slowdown) * (1 + rng.gauss(0, noise)) for _ in range(pairs))
+    eager = tuple(200_000.0 for _ in range(pairs))
+    facts = {"base_replay_ns": base, "head_replay_ns": head, "base_eager_ns": eager, "head_eager_ns": eager}
+    return BaseComparison(revision="HEAD~1 (a1b2c3d)", **{**facts, "base_kernels": 46, "head_kernels": 62, **changed})
+
+
+def test_ten_percent_slower_fails_and_says_by_how_much(golden):
+    found = gate.judge_base(readings(0.10, 0.005), 0.05)
+    assert found.verdict is Verdict.FAILED
+    golden("gate/base_slower.txt", "\n".join([found.reason, *found.evidence, found.remedy]))
+
+
+def test_the_same_speed_passes(golden):
+    found = gate.judge_base(readings(0.0, 0.005, head_kernels=46), 0.05)
+    assert found.verdict is Verdict.PASSED
+    golden("gate/base_same.txt", "\n".join([found.reason, *found.evidence]))
+
+
+def test_noise_wider_than_the_tolerance_is_inconclusive():
+    found = gate.judge_base(readings(0.10, 0.2), 0.05)
+    assert found.verdict is Verdict.INCONCLUSIVE
+    assert found.remedy == "run again on a quieter machine"
+
+
+def test_the_remedy_is_what_makes_the_same_readings_pass():
+    slower = readings(0.10, 0.005)
+    accepted = float(gate.judge_base(slower, 0.05).remedy.rpartition("=")[2])
+    assert gate.judge_base(slower, accepted).verdict is Verdict.PASSED
+
+
+def test_where_speed_is_not_judged_the_finding_is_evidence():
+    found = gate.judge_base(readings(0.5, 0.005), 0.05, judged=False, why_not="no GPU")
+    assert found.verdict is Verdict.NOT_JUDGED
+    assert found.reason == "latency is not judged: no GPU"
+    assert "slower than in HEAD~1" in found.evidence[0]
+
+
+@pytest.mark.parametrize(
+    ("missing", "verdict"),
+    [("new: not in the base", Verdict.PASSED), ("wrong in the base", Verdict.NOT_JUDGED)],
+)
+def test_what_the_base_lacks_cannot_fail_a_test(missing, verdict):
+    found = gate.judge_base(BaseComparison(revision="v1 (abc)", missing=missing), 0.05)
+    assert found.verdict is verdict
+    assert found.reason == f"not compared with v1 (abc): {missing}"
+
+
+def test_the_quantiles_are_students():
+    for degrees, quantile in base_gate._T_QUANTILES.items():
+        assert quantile == pytest.approx(scipy_stats.t.ppf(0.995, degrees), abs=5e-4)
+    assert [look - 1 for look in gate.LOOKS] == list(base_gate._T_QUANTILES)
+
+
+@pytest.mark.parametrize("noise", [0.005, 0.02, 0.05])
+def test_the_error_rates_are_those_that_are_promised(noise):
+    """Both looks, as the run takes them; the tolerance exactly used up is the worst case of either error."""
+    verdicts = {slowdown: [_two_looks(slowdown, noise, seed) for seed in range(2000)] for slowdown in (0.0, 0.05)}
+    assert verdicts[0.0].count(Verdict.FAILED) == 0
+    # 1 % promised; three standard errors of 2000 trials above it.
+    assert verdicts[0.05].count(Verdict.FAILED) <= 33
+    assert verdicts[0.05].count(Verdict.PASSED) <= 33
+
+
+def _two_looks(slowdown, noise, seed):
+    everything = readings(slowdown, noise, pairs=10, seed=seed)
+    first = BaseComparison(
+        revision="x", base_replay_ns=everything.base_replay_ns[:5], head_replay_ns=everything.head_replay_ns[:5]
+    )
+    early = gate.judge_base(first, 0.05).verdict
+    return gate.judge_base(everything, 0.05).verdict if early is Verdict.INCONCLUSIVE else early
+
+
+def test_a_real_regression_is_found_among_the_noise_of_a_quiet_machine():
+    """2 % between processes, as measured between sessions of one virtual machine: 10 % is found in at least 95 %."""
+    verdicts = [_two_looks(0.10, 0.02, seed) for seed in range(400)]
+    assert verdicts.count(Verdict.FAILED) >= 0.95 * len(verdicts), statistics.mode(verdicts)
