@@ -2,6 +2,7 @@
 
 import os
 import sys
+import threading
 import warnings
 from types import SimpleNamespace
 
@@ -31,6 +32,8 @@ class FakeNvml:
     NVML_CLOCK_SM, NVML_TEMPERATURE_GPU = 1, 0
     nvmlClocksEventReasonGpuIdle, nvmlClocksEventReasonSwPowerCap = 1, 4
     nvmlClocksThrottleReasonHwThermalSlowdown = 64
+    NVML_PERF_POLICY_POWER, NVML_PERF_POLICY_THERMAL = 0, 1
+    NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC = 1, 0
 
     class NVMLError(Exception):
         pass
@@ -41,6 +44,7 @@ class FakeNvml:
         self.reasons = 1 | 4 | 64
         self.clock = 1980
         self.open = 0
+        self.held_ns = {0: 5_000_000, 1: 0}
 
     def _answer(self, name, value):
         if name in self.failing:
@@ -77,6 +81,26 @@ class FakeNvml:
 
     def nvmlDeviceGetComputeRunningProcesses(self, handle):
         return self._answer("nvmlDeviceGetComputeRunningProcesses", [SimpleNamespace(pid=pid) for pid in self.pids])
+
+    def nvmlDeviceGetEnforcedPowerLimit(self, handle):
+        return self._answer("nvmlDeviceGetEnforcedPowerLimit", 500_000)
+
+    def nvmlDeviceGetPowerManagementDefaultLimit(self, handle):
+        return self._answer("nvmlDeviceGetPowerManagementDefaultLimit", 700_000)
+
+    def nvmlDeviceGetPersistenceMode(self, handle):
+        return self._answer("nvmlDeviceGetPersistenceMode", 0)
+
+    def nvmlDeviceGetMigMode(self, handle):
+        return self._answer("nvmlDeviceGetMigMode", [1, 1])
+
+    def nvmlDeviceGetTotalEccErrors(self, handle, kind, counter):
+        assert (kind, counter) == (1, 0)
+        return self._answer("nvmlDeviceGetTotalEccErrors", 2)
+
+    def nvmlDeviceGetViolationStatus(self, handle, policy):
+        held = SimpleNamespace(referenceTime=9, violationTime=self.held_ns[policy])
+        return self._answer("nvmlDeviceGetViolationStatus", held)
 
     def nvmlDeviceGetCurrentClocksEventReasons(self, handle):
         return self._answer("nvmlDeviceGetCurrentClocksEventReasons", self.reasons)
@@ -146,8 +170,21 @@ def test_a_gpu_is_read_by_its_uuid_in_words_and_units(gpu):
         memory_used_bytes=3 * GIB,
         slowdowns=("power cap", "heat (hardware)"),
         other_processes=2,
+        held_ns={"power limit": 5_000_000, "heat limit": 0},
     )
-    assert card.gpus == (GpuCard(index=0, name="NVIDIA H200", max_sm_clock_mhz=1980, samples=(sample, sample)),)
+    assert card.gpus == (
+        GpuCard(
+            index=0,
+            name="NVIDIA H200",
+            max_sm_clock_mhz=1980,
+            samples=(sample, sample),
+            power_limit_w=500.0,
+            default_power_limit_w=700.0,
+            is_persistent=False,
+            is_partitioned=True,
+            ecc_errors=2,
+        ),
+    )
     assert card.notes == ()
     assert nvml.open == 0
 
@@ -201,6 +238,45 @@ def test_a_gpu_that_gets_lost_on_the_way_leaves_the_earlier_readings(gpu):
         other_processes=None,
     )
     assert watch.card.notes == ("GPU 0: no power, memory, processes, clock, temperature, slowdowns (GPU is lost)",)
+
+
+def test_a_limit_that_held_between_two_readings_is_caught_by_its_counter(gpu):
+    nvml = gpu(FakeNvml())
+    nvml.reasons = 0
+    with PerfMonitor() as watch:
+        assert watch.disturbance == ""
+        nvml.held_ns[0] += 12_000_000
+        watch.sample()
+        assert watch.disturbance == "GPU 0 held its clocks down (power limit for 12 ms)"
+    assert watch.card.gpus[0].held_ns == {"power limit": 12_000_000}
+    assert watch.card.disturbance == "GPU 0 held its clocks down (power limit for 12 ms)"
+
+
+def test_settings_that_a_gpu_does_not_have_are_no_notes(gpu):
+    settings = ("EnforcedPowerLimit", "PowerManagementDefaultLimit", "PersistenceMode", "MigMode", "TotalEccErrors")
+    refused = [f"nvmlDeviceGet{name}" for name in (*settings, "ViolationStatus")]
+    gpu(FakeNvml(dict.fromkeys(refused, "Not Supported")))
+    card = watched()
+    found = card.gpus[0]
+    assert card.notes == ()
+    assert found.held_ns == {}
+    assert (found.power_limit_w, found.is_persistent, found.is_partitioned, found.ecc_errors) == (None,) * 4
+
+
+def test_a_thread_reads_in_between_and_ends_with_the_block(no_gpu):
+    before = threading.active_count()
+    with PerfMonitor(every_s=1e-4) as watch:
+        while len(watch._hosts) < 4:  # what the thread does, with no time promised
+            pass
+        assert threading.active_count() == before + 1
+    assert threading.active_count() == before
+    assert len(watch.card.host) >= 5
+
+
+@pytest.mark.parametrize("every_s", [0, -1.0, float("nan")])
+def test_an_interval_that_is_none_is_refused(every_s):
+    with pytest.raises(ValueError, match=r"^every_s must be above 0 seconds, not "):
+        PerfMonitor(every_s=every_s)
 
 
 def test_a_gpu_that_nvml_does_not_know_is_a_note(gpu):
@@ -280,7 +356,9 @@ def test_a_card_in_words(golden):
     hosts = [
         HostSample(load_average=0.5, cpu_mhz=2300.0, rss_bytes=512 * 2**20),
         HostSample(load_average=1.0, cpu_mhz=2300.0, rss_bytes=700 * 2**20),
-        HostSample(load_average=1.204, cpu_mhz=2300.0, rss_bytes=600 * 2**20),
+        HostSample(
+            load_average=1.204, cpu_mhz=2300.0, rss_bytes=600 * 2**20, swap_used_bytes=2**30, governor="powersave"
+        ),
     ]
     busy = [
         gpu_sample(1980, 45, 120.0, GIB),
@@ -292,7 +370,17 @@ def test_a_card_in_words(golden):
         duration_ns=1_234_000_000,
         host=tuple(hosts),
         gpus=(
-            GpuCard(index=0, name="NVIDIA H200", max_sm_clock_mhz=1980, samples=tuple(busy)),
+            GpuCard(
+                index=0,
+                name="NVIDIA H200",
+                max_sm_clock_mhz=1980,
+                samples=tuple(busy),
+                power_limit_w=500.0,
+                default_power_limit_w=700.0,
+                is_persistent=False,
+                is_partitioned=True,
+                ecc_errors=1,
+            ),
             GpuCard(index=1, name="NVIDIA T4", max_sm_clock_mhz=None, samples=tuple(silent)),
         ),
         notes=("GPU 1: no clock, temperature, power, memory (Insufficient Permissions)",),

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from pytest_cudagraph import report
-from pytest_cudagraph.cli import baselines, comparison, doctor
+from pytest_cudagraph.cli import baselines, comparison, doctor, explain
 from pytest_cudagraph.cli.answer import USAGE, Answer
 from pytest_cudagraph.errors import CudagraphError
 
@@ -56,10 +56,11 @@ def _parser() -> _Parser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     baselines.add_commands(commands.add_parser("baseline", help="list, show and prune baseline files"))
     comparison.add_command(commands.add_parser("compare", help="compare two baseline files"))
+    explain.add_command(commands.add_parser("explain", help="what a hazard is, and how it is mended"))
     command = commands.add_parser("report", help="show the table of a --cudagraph-json document")
     command.add_argument("file", type=Path, metavar="FILE.json")
     command.set_defaults(run=_report)
-    commands.add_parser("doctor", help="versions, device and load of this machine").set_defaults(run=doctor.examine)
+    doctor.add_command(commands.add_parser("doctor", help="this machine: its device, its health, its noise floor"))
     return parser
 
 

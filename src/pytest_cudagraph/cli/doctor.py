@@ -1,40 +1,138 @@
-"""``pytest-cudagraph doctor``: what can be told of this machine without measuring."""
+"""``pytest-cudagraph doctor``: what this machine is, how it is, and how small a regression can be seen on it."""
 
 from __future__ import annotations
 
 import argparse
+import math
 import sys
+from collections.abc import Iterator, Sequence
 from importlib import metadata
+from typing import TYPE_CHECKING
 
 from pytest_cudagraph import report
-from pytest_cudagraph.cli.answer import Answer
+from pytest_cudagraph.cli.answer import FINE, REGRESSION, Answer
 from pytest_cudagraph.errors import CudagraphError
-from pytest_cudagraph.units import plural
+from pytest_cudagraph.units import latency_text, percent_text, plural
+
+if TYPE_CHECKING:
+    from pytest_cudagraph.monitor import PerfCard
+    from pytest_cudagraph.pipeline.noise import NoiseFloor
+
+_DEFAULT_BUDGET_S = 10.0
+
+_TOLERANCE = 0.005
+"""What a gate allows for systematic errors of timing: nothing smaller is told, however long one measures."""
+
+_UNFIT_DETECTABLE = 0.05
+"""Where only more than this can be seen, a gate at the usual 5 to 10 % decides nothing."""
+
+_UNFIT_BIAS = 0.02
+"""A callable that seems this much faster than itself: the clock or the scheduler favours one turn."""
+
+_COLUMNS = tuple(report.Column(title=title) for title in ("call", "noise", "against itself", "smallest regression"))
+
+
+def add_command(command: argparse.ArgumentParser) -> None:
+    """``doctor [--device ...] [--time-budget S]``."""
+    command.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto", help="as --cudagraph-device")
+    command.add_argument(
+        "--time-budget",
+        type=_seconds,
+        default=_DEFAULT_BUDGET_S,
+        metavar="S",
+        help="as --cudagraph-time-budget: what the smallest regression is told for",
+    )
+    command.set_defaults(run=examine)
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not (math.isfinite(seconds) and seconds > 0):
+        raise ValueError
+    return seconds
 
 
 def examine(arguments: argparse.Namespace) -> Answer:
-    """Versions, device and load; raises :class:`~pytest_cudagraph.errors.CudagraphError` without torch."""
+    """Versions, device, health and noise floor; exit code 1 where the machine is unfit to judge speed.
+
+    Raises :class:`~pytest_cudagraph.errors.CudagraphError` without torch, or for a device that is not there.
+    """
+    device_lines = _device_lines(arguments.device)
+    card, floors = _measured(arguments.device, arguments.time_budget)
+    unfit = [*_unfit_host(), *_unfit(card, floors)]
     versions = [f"{name} {version(name)}" for name in ("pytest", "pytest-benchmark", "torch")]
     lines = [
         f"pytest-cudagraph {version('pytest-cudagraph')}, python {sys.version.split()[0]}, {', '.join(versions)}",
-        *_device_lines(),
+        *device_lines,
         f"nvml: {_nvml()}",
-        f"load: {_load()}",
-        "noise floor: not measured",
+        f"load: {_load_text()}",
+        *card.lines(),
+        f"noise floor: the same call against itself; smallest regression told within {arguments.time_budget:g} s",
+        *report.grid(_COLUMNS, [_row(floor) for floor in floors]),
+        *(unfit or ["fit: no reason found against judging speed here"]),
     ]
-    return Answer(lines=lines)
+    return Answer(lines=lines, exit_code=REGRESSION if unfit else FINE)
 
 
-def _device_lines() -> list[str]:
+def _device_lines(option: str) -> list[str]:
     try:
         from pytest_cudagraph import device
     except ImportError as exc:
         raise CudagraphError(f"torch cannot be imported: {exc}") from exc
-    choice = device.choose("auto", require_gpu=False)
+    choice = device.choose(option, require_gpu=False)
     judged = "speed is judged" if choice.judged else f"speed is not judged: {choice.reason}"
     info = device.describe(choice.kind)
     host = f"host: {info.host_cpu}, {plural(info.threads, 'torch thread')}, {info.platform}"
     return [f"device: {report.device_text(info)}; {judged}", host]
+
+
+def _measured(option: str, budget_s: float) -> tuple[PerfCard, list[NoiseFloor]]:
+    from pytest_cudagraph import device
+    from pytest_cudagraph.backends import open_backend
+    from pytest_cudagraph.measure import PerfCounterClock
+    from pytest_cudagraph.monitor import PerfMonitor
+    from pytest_cudagraph.pipeline.noise import noise_floors
+
+    backend = open_backend(device.choose(option, require_gpu=False).kind)
+    with PerfMonitor() as watch:
+        floors = noise_floors(backend, PerfCounterClock(), budget_s=budget_s)
+    return watch.card, floors
+
+
+def _row(floor: NoiseFloor) -> list[str]:
+    return [
+        latency_text(floor.call_ns),
+        _percent(floor.noise_ratio),
+        f"{floor.apparent.estimate:.3f}x ({floor.apparent.low:.3f}-{floor.apparent.high:.3f})",
+        _percent(_TOLERANCE + floor.detectable_ratio),
+    ]
+
+
+def _percent(ratio: float) -> str:
+    return percent_text(ratio) if math.isfinite(ratio) else "too few calls"
+
+
+def _unfit(card: PerfCard, floors: Sequence[NoiseFloor]) -> Iterator[str]:
+    if card.disturbance:
+        yield f"unfit: {card.disturbance}; end what else uses the GPU, or raise its power limit and cool it"
+    for floor in floors:
+        call = f"calls of {latency_text(floor.call_ns)}"
+        bias = abs(floor.apparent.estimate - 1.0)
+        if bias > _UNFIT_BIAS:
+            yield f"unfit: {call} seem {percent_text(bias)} faster or slower than themselves; {_QUIET}"
+        if floor.detectable_ratio > _UNFIT_DETECTABLE:
+            seen = _percent(_TOLERANCE + floor.detectable_ratio)
+            yield f"unfit: smallest regression seen of {call}: {seen}; {_QUIET}, or give a larger --time-budget"
+
+
+_QUIET = "a quieter machine is needed: end other work, pin the job to cores of its own"
+
+
+def _unfit_host() -> Iterator[str]:
+    """Load that no measuring of ours has made: asked before, it is that of the last minute."""
+    load, cpus = _load()
+    if load > cpus:
+        yield f"unfit: load {load:.1f} on {plural(cpus, 'CPU')}: others wait for the same cores; end other work"
 
 
 def _nvml() -> str:
@@ -50,11 +148,16 @@ def _nvml() -> str:
         pynvml.nvmlShutdown()
 
 
-def _load() -> str:
+def _load() -> tuple[float, int]:
     import psutil
 
     minute, _, _ = psutil.getloadavg()
-    return f"{minute:.1f} over the last minute, on {plural(psutil.cpu_count() or 1, 'CPU')}"
+    return float(minute), psutil.cpu_count() or 1
+
+
+def _load_text() -> str:
+    load, cpus = _load()
+    return f"{load:.1f} over the last minute, on {plural(cpus, 'CPU')}"
 
 
 def version(distribution: str) -> str:

@@ -1,13 +1,16 @@
 """What host and GPU did while some code ran: for the ``perf_monitor`` fixture and for serving code.
 
-Readings are taken at the start, at the end, and whenever :meth:`PerfMonitor.sample` is called: no thread polls in
-between, because polling wakes the driver and disturbs what is being measured. A peak is the highest reading, no more.
+Readings are taken at the start, at the end, whenever :meth:`PerfMonitor.sample` is called, and, if asked for, by a
+thread in between. By default no thread polls, because polling wakes the driver and disturbs what is being measured; a
+measurement calls ``sample`` itself, between its timed blocks. A peak is the highest reading, no more.
 The GPU part was written against NVML's documentation and a fake: no GPU has run it yet.
 """
 
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 from pytest_cudagraph.monitor.card import GpuCard, GpuSample, HostSample, PerfCard
@@ -27,10 +30,16 @@ class PerfMonitor:
             serve(requests)
         print("\\n".join(watch.card.lines()))
 
+    ``every_s`` takes a reading in a thread each so many seconds, for code that has no gaps to call :meth:`sample` in.
     Never fails for want of a GPU, of NVML or of a permission: what could not be read stands in the card's notes.
     """
 
-    def __init__(self, *, clock: Clock | None = None) -> None:
+    def __init__(self, *, clock: Clock | None = None, every_s: float | None = None) -> None:
+        if every_s is not None and not every_s > 0:
+            raise ValueError(f"every_s must be above 0 seconds, not {every_s!r}")
+        self._every_s = every_s
+        self._lock = threading.Lock()
+        self._poller: _Poller | None = None
         self._now_ns = clock.now_ns if clock is not None else time.perf_counter_ns
         self._host = HostReader()
         self._hosts: list[HostSample] = []
@@ -42,11 +51,16 @@ class PerfMonitor:
         self._card, self._hosts = None, []
         self._gpus = watched_gpus()
         self.sample()
+        if self._every_s is not None:
+            self._poller = _Poller(self.sample, self._every_s)
         self._started_ns = self._now_ns()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         duration_ns = self._now_ns() - self._started_ns
+        if self._poller is not None:
+            self._poller.stop()
+            self._poller = None
         self.sample()
         gpus, self._gpus = self._gpus, None
         gpus.close()
@@ -58,8 +72,16 @@ class PerfMonitor:
         """Take one more reading; takes about a millisecond per GPU, so keep it out of what is timed."""
         if self._gpus is None:
             raise RuntimeError("a PerfMonitor samples only inside its with block")
-        self._hosts.append(self._host.read())
-        self._gpus.read()
+        with self._lock:
+            self._hosts.append(self._host.read())
+            self._gpus.read()
+
+    @property
+    def disturbance(self) -> str:
+        """What has disturbed the GPUs since the block began, by the readings so far; empty if nothing did."""
+        with self._lock:
+            gpus = () if self._gpus is None else self._gpus.cards()
+            return PerfCard(duration_ns=0, host=tuple(self._hosts), gpus=gpus).disturbance
 
     @property
     def card(self) -> PerfCard:
@@ -67,3 +89,21 @@ class PerfMonitor:
         if self._card is None:
             raise RuntimeError("the card of a PerfMonitor is there once its with block has ended")
         return self._card
+
+
+class _Poller:
+    """Calls ``sample`` every so many seconds until it is stopped."""
+
+    def __init__(self, sample: Callable[[], None], every_s: float) -> None:
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(sample, every_s), name="perf-monitor", daemon=True)
+        self._thread.start()
+
+    def _run(self, sample: Callable[[], None], every_s: float) -> None:
+        while not self._stopped.wait(every_s):
+            sample()
+
+    def stop(self) -> None:
+        """Returns once no reading is under way."""
+        self._stopped.set()
+        self._thread.join()

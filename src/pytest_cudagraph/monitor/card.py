@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from pytest_cudagraph.units import bytes_text, plural, seconds_text
 
@@ -18,6 +18,10 @@ class HostSample:
     """Mean clock of the CPU's cores."""
     rss_bytes: int
     """Resident memory of this process."""
+    swap_used_bytes: int | None = None
+    """Of the whole system."""
+    governor: str | None = None
+    """What chooses the clock of the first core, in Linux's words: ``performance``, ``powersave``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +36,8 @@ class GpuSample:
     """Why the clocks were held down at this moment, in words; empty when they were not."""
     other_processes: int | None
     """Processes that hold a context on the GPU, this one apart. Containers may hide some."""
+    held_ns: Mapping[str, int] = field(default_factory=dict)
+    """How long each limit has held the clocks down since the driver was loaded, in words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +49,23 @@ class GpuCard:
     name: str
     max_sm_clock_mhz: int | None
     samples: tuple[GpuSample, ...]
+    power_limit_w: float | None = None
+    default_power_limit_w: float | None = None
+    is_persistent: bool | None = None
+    """Whether the driver stays loaded between processes; else the first of them pays for loading it."""
+    is_partitioned: bool | None = None
+    """Whether multi-instance mode (MIG) is on."""
+    ecc_errors: int | None = None
+    """Uncorrected memory errors since the driver was loaded."""
+
+    @property
+    def held_ns(self) -> dict[str, int]:
+        """How long each limit held the clocks down while this was watched; also between two samples."""
+        if not self.samples:
+            return {}
+        first, last = self.samples[0].held_ns, self.samples[-1].held_ns
+        grown = {limit: last[limit] - first[limit] for limit in last if limit in first}
+        return {limit: held_ns for limit, held_ns in grown.items() if held_ns > 0}
 
     @property
     def slowdowns(self) -> tuple[str, ...]:
@@ -75,8 +98,8 @@ class PerfCard:
         """Why latencies of this time should decide nothing: clocks held down, a GPU shared; empty if all was well."""
         found = []
         for gpu in self.gpus:
-            if gpu.slowdowns:
-                found.append(f"GPU {gpu.index} held its clocks down ({', '.join(gpu.slowdowns)})")
+            if gpu.slowdowns or gpu.held_ns:
+                found.append(f"GPU {gpu.index} held its clocks down ({_reasons(gpu)})")
             if gpu.is_shared:
                 found.append(f"GPU {gpu.index} was shared with another process")
         return "; ".join(found)
@@ -94,6 +117,8 @@ def _host_line(card: PerfCard) -> str:
     parts = [
         _span("load", [sample.load_average for sample in card.host], "{:.2f}".format),
         _span("CPU", [sample.cpu_mhz for sample in card.host], "{:.0f}".format, " MHz"),
+        f"governor {card.host[-1].governor}" if card.host[-1].governor else "",
+        _span("swap", [sample.swap_used_bytes or None for sample in card.host], bytes_text),
         _span("process", memory, bytes_text),
         f"highest {bytes_text(card.peak_rss_bytes)}" if card.peak_rss_bytes > max(memory[0], memory[-1]) else "",
     ]
@@ -110,12 +135,33 @@ def _gpu_lines(gpu: GpuCard) -> list[str]:
         _span("memory", [sample.memory_used_bytes for sample in samples], bytes_text),
     ]
     found = [f"GPU {gpu.index} {gpu.name}: {', '.join(filter(None, parts)) or 'no reading'}"]
-    if gpu.slowdowns:
-        found.append(f"  clocks held down: {', '.join(gpu.slowdowns)}")
+    if gpu.slowdowns or gpu.held_ns:
+        found.append(f"  clocks held down: {_reasons(gpu)}")
+    found += [f"  {line}" for line in _policy_lines(gpu)]
     if gpu.is_shared:
         most = max(sample.other_processes or 0 for sample in samples)
         found.append(f"  shared with {plural(most, 'other process')}")
     return found
+
+
+def _reasons(gpu: GpuCard) -> str:
+    """``power cap, power limit for 12 ms``: what was seen at a sample, and what the counters caught between two."""
+    held = [f"{limit} for {seconds_text(held_ns)}" for limit, held_ns in gpu.held_ns.items()]
+    return ", ".join([*gpu.slowdowns, *held])
+
+
+def _policy_lines(gpu: GpuCard) -> list[str]:
+    """What of the GPU's settings is not as it comes, and bears on latencies."""
+    lines = []
+    if gpu.power_limit_w is not None and gpu.default_power_limit_w not in (None, gpu.power_limit_w):
+        lines.append(f"power limit {gpu.power_limit_w:.0f} W; by default {gpu.default_power_limit_w:.0f} W")
+    if gpu.is_persistent is False:
+        lines.append("persistence mode is off: the driver is loaded anew by the first process that needs it")
+    if gpu.is_partitioned:
+        lines.append("multi-instance mode is on: this is a part of a GPU, whose other parts may be busy")
+    if gpu.ecc_errors:
+        lines.append(f"{plural(gpu.ecc_errors, 'uncorrected memory error')} since the driver was loaded")
+    return lines
 
 
 def _span(name: str, values: Sequence[float | None], text: Callable[[float], str], unit: str = "") -> str:

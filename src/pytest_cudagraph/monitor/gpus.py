@@ -22,6 +22,16 @@ _SLOWDOWNS = (
 """NVML's reasons that cost speed. Idle and clocks set by a user are reasons too, and no slowdowns."""
 
 
+_LIMITS = (
+    ("POWER", "power limit"),
+    ("THERMAL", "heat limit"),
+    ("BOARD_LIMIT", "board limit"),
+    ("RELIABILITY", "reliability limit"),
+    ("SYNC_BOOST", "boost synchronised with other GPUs"),
+)
+"""NVML's counters of time (ns) in which a limit held the clocks down: they also catch what falls between samples."""
+
+
 class WatchedGpus:
     """GPUs by torch's index, each with its NVML handle, found by UUID: the two count GPUs differently."""
 
@@ -68,6 +78,13 @@ class _Gpu:
         self._samples: list[GpuSample] = []
         self._refused: dict[str, list[str]] = {}
         self._max_clock = self._ask("top clock", "nvmlDeviceGetMaxClockInfo", nvml.NVML_CLOCK_SM)
+        self._limit_mw = self._setting("nvmlDeviceGetEnforcedPowerLimit")
+        self._default_limit_mw = self._setting("nvmlDeviceGetPowerManagementDefaultLimit")
+        self._persistence = self._setting("nvmlDeviceGetPersistenceMode")
+        mig = self._setting("nvmlDeviceGetMigMode")
+        self._mig = None if mig is None else mig[0]
+        kinds = [getattr(nvml, name, None) for name in ("NVML_MEMORY_ERROR_TYPE_UNCORRECTED", "NVML_VOLATILE_ECC")]
+        self._ecc_errors = None if None in kinds else self._setting("nvmlDeviceGetTotalEccErrors", *kinds)
 
     def read(self) -> None:
         nvml = self._nvml
@@ -78,10 +95,11 @@ class _Gpu:
             GpuSample(
                 sm_clock_mhz=self._ask("clock", "nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM),
                 temperature_c=self._ask("temperature", "nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU),
-                power_w=None if power_mw is None else power_mw / 1000,
+                power_w=_watts(power_mw),
                 memory_used_bytes=None if memory is None else int(memory.used),
                 slowdowns=self._slowdowns(),
                 other_processes=None if processes is None else _others(processes),
+                held_ns=self._held_ns(),
             )
         )
 
@@ -91,6 +109,11 @@ class _Gpu:
             name=self._name,
             max_sm_clock_mhz=self._max_clock,
             samples=tuple(self._samples),
+            power_limit_w=_watts(self._limit_mw),
+            default_power_limit_w=_watts(self._default_limit_mw),
+            is_persistent=None if self._persistence is None else bool(self._persistence),
+            is_partitioned=None if self._mig is None else bool(self._mig),
+            ecc_errors=self._ecc_errors,
         )
 
     def notes(self) -> list[str]:
@@ -102,6 +125,20 @@ class _Gpu:
             # Drivers before 535 know the call by this name only.
             bits = self._ask("slowdowns", "nvmlDeviceGetCurrentClocksThrottleReasons")
         return tuple(words for name, words in _SLOWDOWNS if bits and bits & _reason_bit(self._nvml, name))
+
+    def _held_ns(self) -> dict[str, int]:
+        """The counters that this GPU keeps; those it does not are no lack worth a note."""
+        found = {}
+        for name, words in _LIMITS:
+            policy = getattr(self._nvml, f"NVML_PERF_POLICY_{name}", None)
+            counter = None if policy is None else self._setting("nvmlDeviceGetViolationStatus", policy)
+            if counter is not None:
+                found[words] = int(counter.violationTime)
+        return found
+
+    def _setting(self, call: str, *arguments: Any) -> Any:
+        """What NVML answers, or None: a GPU without a setting (partitions, error correction) is as it should be."""
+        return self._try(call, *arguments)[0]
 
     def _ask(self, what: str, call: str, *arguments: Any) -> Any:
         value, why_not = self._try(call, *arguments)
@@ -134,6 +171,10 @@ def watched_gpus() -> WatchedGpus:
     for index in range(torch.cuda.device_count()):
         watched.add(index)
     return watched
+
+
+def _watts(milliwatts: int | None) -> float | None:
+    return None if milliwatts is None else milliwatts / 1000
 
 
 def _nvml_uuid(uuid: object) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 import psutil
@@ -10,6 +11,9 @@ import psutil
 from pytest_cudagraph.monitor.card import HostSample
 
 T = TypeVar("T")
+
+_GOVERNOR = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
+"""Linux only; virtual machines have none."""
 
 
 class HostReader:
@@ -26,6 +30,8 @@ class HostReader:
             load_average=load,
             cpu_mhz=float(clock.current) if clock else None,
             rss_bytes=int(self._process.memory_info().rss),
+            swap_used_bytes=_or_none(lambda: int(psutil.swap_memory().used)),
+            governor=_or_none(lambda: _GOVERNOR.read_text(encoding="ascii").strip()),
         )
 
 
