@@ -25,13 +25,13 @@ def readings(slowdown, noise, pairs=5, seed=0, **changed):
 def test_ten_percent_slower_fails_and_says_by_how_much(golden):
     found = gate.judge_base(readings(0.10, 0.005), 0.05)
     assert found.verdict is Verdict.FAILED
-    golden("gate/base_slower.txt", "\n".join([found.reason, *found.evidence, found.remedy]))
+    golden("gate_base_slower.txt", "\n".join([found.reason, *found.evidence, found.remedy]))
 
 
 def test_the_same_speed_passes(golden):
     found = gate.judge_base(readings(0.0, 0.005, head_kernels=46), 0.05)
     assert found.verdict is Verdict.PASSED
-    golden("gate/base_same.txt", "\n".join([found.reason, *found.evidence]))
+    golden("gate_base_same.txt", "\n".join([found.reason, *found.evidence]))
 
 
 def test_noise_wider_than_the_tolerance_is_inconclusive():
