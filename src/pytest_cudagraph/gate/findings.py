@@ -13,9 +13,15 @@ def judge_finding(finding: Finding) -> Judgement:
         gate="audit",
         verdict=Verdict.NOT_CAPTURED if finding.loud else Verdict.WRONG,
         reason=f"{where}{finding.message} [{finding.id}]",
-        evidence=(finding.evidence,) if finding.evidence else (),
+        evidence=tuple(line for line in (finding.evidence, _caller(finding)) if line),
         remedy=f"fix: {finding.fix}",
+        hazard=finding.id,
     )
+
+
+def _caller(finding: Finding) -> str:
+    caller = finding.called_from
+    return "" if caller is None else f"called from {caller}{f' in {caller.function}' if caller.function else ''}"
 
 
 def judge_compile_failure(error: CudagraphError) -> Judgement:

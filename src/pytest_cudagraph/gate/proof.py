@@ -13,6 +13,8 @@ def judge_agreement(found: Agreement | Disagreement) -> Judgement:
         return _disagreement(found)
     exactly = "bit for bit" if found.bit_exact else "within tolerance"
     evidence = [*found.notes]
+    if found.adversaries:
+        evidence.append(f"the inputs were fresh ones, and: {', '.join(found.adversaries)}")
     if not found.eager_repeatable:
         evidence.append("eager itself did not give the same bits twice")
     if found.not_compared:
@@ -27,13 +29,13 @@ def judge_agreement(found: Agreement | Disagreement) -> Judgement:
 
 
 def _disagreement(found: Disagreement) -> Judgement:
-    remedy = f"the audit names the cause and its fix: {found.finding_id}" if found.finding_id else ""
+    cause = (f"hazard {found.finding_id}",) if found.finding_id else ()
     return Judgement(
         gate="check",
         verdict=Verdict.WRONG,
         reason=f"replay differs from eager in {found.where}: {found.message}",
-        evidence=found.evidence,
-        remedy=remedy,
+        evidence=(*found.evidence, *cause),
+        hazard=found.finding_id or "",
     )
 
 
@@ -70,4 +72,5 @@ def refused(refusal: CaptureRefusal, *, fix: str = "") -> Judgement:
         reason=f"the capture was refused{operation}: {refusal.text}",
         evidence=tuple(evidence),
         remedy=fix,
+        hazard=refusal.hazard,
     )

@@ -92,7 +92,7 @@ _ENTRIES = (
         id="mutates-state",
         loud=False,
         what="the call writes to a parameter, a buffer or another tensor that outlives it",
-        fix="nothing where that is meant: replays write too; otherwise call eval() or clone before writing",
+        fix="write by operations of torch, which replays repeat; if no write is meant: eval() or clone",
     ),
     Hazard(
         id="rebinds-state",

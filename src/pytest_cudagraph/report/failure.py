@@ -10,6 +10,9 @@ from pytest_cudagraph.values import BatchReport, GraphReport, Judgement, Verdict
 _SHOWN = 4
 """Batch sizes told in full: with evidence they fill a screen."""
 
+_EXPLAINED = 3
+"""Hazards named in the last line: a reader takes up the first."""
+
 _INDENT = "  "
 
 
@@ -27,7 +30,14 @@ def failure_text(report: GraphReport) -> str:
         lines.append(_INDENT + device_text(report.device))
     model_remedies = [line for judgement in model for line in judgement.remedy.splitlines()]
     remedies = [*model_remedies, *_remedies({batch.batch_size: _missed(batch, report) for batch in told})]
+    remedies += _more([*model, *(judgement for batch in told for judgement in _missed(batch, report))])
     return "\n".join([*lines, *(_INDENT + remedy for remedy in dict.fromkeys(remedies))])
+
+
+def _more(told: Sequence[Judgement]) -> list[str]:
+    """Where the pages on the hazards can be read; one line, however many there are."""
+    ids = list(dict.fromkeys(judgement.hazard for judgement in told if judgement.hazard))
+    return [f"more: pytest-cudagraph explain {' '.join(ids[:_EXPLAINED])}"] if ids else []
 
 
 def _is_missed(verdict: Verdict, report: GraphReport) -> bool:

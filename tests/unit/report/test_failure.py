@@ -91,3 +91,19 @@ def test_a_sentence_of_several_lines_is_indented_after_its_first():
     long = judgement(Verdict.WRONG, gate="check", reason="outputs differ\nat (0, 17)", evidence=("once",))
 
     assert failure_text(report(NAME, batch(8, long), device=None)) == "batch 8: outputs differ\n  at (0, 17)\n  once"
+
+
+def test_the_last_line_leads_to_the_pages_of_the_hazards_once_each():
+    hazards = ("rng", "host-sync", "rng", "host-data", "unknown-op")
+    wrong = [judgement(Verdict.WRONG, gate="audit", remedy=f"fix: {each}", hazard=each) for each in hazards]
+    last = failure_text(replace(report(NAME, batch(8, *wrong[:1])), judgements=tuple(wrong))).splitlines()
+
+    assert last[-1] == "  more: pytest-cudagraph explain rng host-sync host-data"
+    assert sum(line.startswith("  more:") for line in last) == 1
+
+
+def test_a_batch_size_that_is_not_told_names_no_page():
+    told = [batch(size, too_slow(size)) for size in (1, 2, 4, 8)]
+    hidden = batch(16, judgement(Verdict.PASSED, gate="check", hazard="rng"))
+
+    assert "more:" not in failure_text(report(NAME, *told, hidden))
