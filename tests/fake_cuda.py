@@ -25,9 +25,16 @@ UNDERWAY = "captures_underway.empty() INTERNAL ASSERT FAILED at CUDACachingAlloc
 
 
 class FakeCuda:
-    """``failures`` maps a call's name to what its next calls raise (None: nothing)."""
+    """``failures`` maps a call's name to what its next calls raise (None: nothing).
 
-    def __init__(self, *, keeps_graphs=False, failures=None):
+    ``version`` is that of the torch imitated. 2.10 has a second allocator, for pinned memory, which nobody can tell
+    that a capture has failed; 2.13 tells both itself but keeps the share in the pool; 2.14 gives that back too, and
+    finds generators without being told of them.
+    """
+
+    def __init__(self, *, keeps_graphs=False, failures=None, version=(2, 11)):
+        self.version = version
+        self.host_underway = []
         self.calls = []
         self.failures = dict(failures or {})
         self.underway = []
@@ -123,7 +130,13 @@ class FakeCuda:
 
     def _release_pool(self, device, handle):
         self.note("release_pool")
+        self.release(handle)
+
+    def release(self, handle):
         self.shares[handle] -= 1
+        if self.shares[handle] < 0:
+            self.shares[handle] = 0
+            raise RuntimeError("uc >= 0 INTERNAL ASSERT FAILED at CUDACachingAllocator.cpp")
 
 
 class FakeStream:
@@ -156,7 +169,8 @@ class _Graph:
     cuda: FakeCuda
 
     def __init__(self):
-        self.tape, self.memory, self.handle, self.has_ended = _Tape(self.cuda), [], None, False
+        self.tape, self.memory, self.handle, self.generators = _Tape(self), [], None, []
+        self.has_begun = self.has_ended = False
 
     def capture_begin(self, pool, mode):
         cuda = self.cuda
@@ -165,6 +179,11 @@ class _Graph:
         assert cuda.shares.get(self.handle, 1) > 0, "use_count > 0 INTERNAL ASSERT FAILED"
         cuda.shares[self.handle] = cuda.shares.get(self.handle, 0) + 1
         cuda.underway.append(self.handle)
+        if cuda.version >= (2, 10):
+            if self.handle in cuda.host_underway:
+                raise RuntimeError("beginAllocateToPool: already recording to mempool_id")
+            cuda.host_underway.append(self.handle)
+        self.has_begun = True
         cuda.capturing, cuda.is_invalidated, cuda.generator_is_capturing = self, False, True
         self.tape.__enter__()
 
@@ -173,14 +192,31 @@ class _Graph:
         self.tape.__exit__(None, None, None)
         cuda.capturing = None
         cuda.note("capture_end")
+        if cuda.version >= (2, 13):
+            self._tell_the_allocators()
         if cuda.is_invalidated:
             raise RuntimeError(ECHO)
-        cuda.underway.remove(self.handle)
+        if cuda.version < (2, 13):
+            self._tell_the_allocators()
         cuda.generator_is_capturing = False
         self.has_ended, self.memory = True, self.tape.memory()
         cuda.graphs.append(self)
         if not self.tape.steps:
             warnings.warn("The CUDA Graph is empty. This usually means (Triggered internally)", stacklevel=2)
+
+    def _tell_the_allocators(self):
+        self.cuda.underway.remove(self.handle)
+        if self.cuda.version >= (2, 10):
+            self.cuda.host_underway.remove(self.handle)
+
+    def register_generator_state(self, generator):
+        self.cuda.note("register_generator")
+        self.generators.append(generator)
+
+    def pool(self):
+        if not self.has_ended:
+            raise RuntimeError("Called CUDAGraph::pool() without a preceding successful capture.")
+        return self.handle
 
     def replay(self):
         self.cuda.note("replay")
@@ -189,9 +225,12 @@ class _Graph:
     def reset(self):
         self.cuda.note("reset")
         if self.has_ended:
-            self.has_ended = False
-            self.cuda.shares[self.handle] -= 1
+            self.has_ended = self.has_begun = False
+            self.cuda.release(self.handle)
             self.cuda.graphs.remove(self)
+        elif self.has_begun and self.cuda.version >= (2, 14):
+            self.has_begun = False
+            self.cuda.release(self.handle)
 
 
 class _KeptGraph(_Graph):
@@ -206,6 +245,16 @@ class _KeptGraph(_Graph):
 
     def raw_cuda_graph(self):
         return id(self)
+
+
+class FakeTreeManager:
+    """As torch's own: compiled code with graphs holds ``run`` of one shared manager."""
+
+    def run(self, inputs, function_id):
+        return self._run(inputs, function_id)
+
+    def _run(self, inputs, function_id):
+        return inputs + 1
 
 
 class _Event:
@@ -224,16 +273,24 @@ class _Event:
 
 
 class _Tape(TorchDispatchMode):
-    def __init__(self, cuda):
+    def __init__(self, graph):
         super().__init__()
-        self.cuda, self.steps = cuda, []
+        self.graph, self.cuda, self.steps = graph, graph.cuda, []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self._refuse_unknown_generator((kwargs or {}).get("generator"))
         if func.overloadpacket in (torch.ops.aten.item, torch.ops.aten._local_scalar_dense):
             self.cuda.refuse()
         result = func(*args, **(kwargs or {}))
         self.steps.append((func, args, kwargs or {}, result))
         return result
+
+    def _refuse_unknown_generator(self, generator):
+        known = (torch.default_generator, *self.graph.generators)
+        if generator is None or self.cuda.version >= (2, 14):
+            return
+        if generator._cdata not in [each._cdata for each in known]:
+            raise RuntimeError("Attempt to increase offset for a CUDA generator not in capture mode.")
 
     def memory(self):
         """Address and size of every storage made while recording, which the tape keeps alive."""

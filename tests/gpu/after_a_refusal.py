@@ -6,6 +6,7 @@ would spoil every later test of the process it happens in, which is why these ru
 
 from __future__ import annotations
 
+import gc
 import sys
 
 import pytest
@@ -44,6 +45,53 @@ def swallows_the_refusal(x: torch.Tensor) -> torch.Tensor:
         return x + 1
 
 
+_STREAMS: list[torch.cuda.Stream] = []
+
+
+def other_stream() -> torch.cuda.Stream:
+    """One stream for the whole process, made in the warm-up: making one is not what a capture is to refuse."""
+    if not _STREAMS:
+        _STREAMS.append(torch.cuda.Stream())
+    return _STREAMS[0]
+
+
+def leaves_a_stream_unjoined(x: torch.Tensor) -> torch.Tensor:
+    other = other_stream()
+    other.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(other):
+        x * 2
+    return x + 1
+
+
+def joins_its_stream(x: torch.Tensor) -> torch.Tensor:
+    other, here = other_stream(), torch.cuda.current_stream()
+    other.wait_stream(here)
+    with torch.cuda.stream(other):
+        y = x * 2
+    here.wait_stream(other)
+    return x + y
+
+
+def waits_for_work_outside(x: torch.Tensor) -> torch.Tensor:
+    other = other_stream()
+    with torch.cuda.stream(other):
+        y = x * 2
+    torch.cuda.current_stream().wait_stream(other)
+    return x + y
+
+
+class DrawsOfItsOwn:
+    """Draws from a generator of its own before it is refused: that one must leave the capture mode too."""
+
+    def __init__(self) -> None:
+        self.generator = torch.Generator("cuda").manual_seed(5)
+        self.__name__ = "DrawsOfItsOwn"
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        drawn = torch.rand(x.shape, generator=self.generator, device=x.device)
+        return (x + drawn) * x.sum().item()
+
+
 KINDS = {
     "item": (reads_a_scalar, "host-sync"),
     "item-after-drawing": (reads_a_scalar_after_drawing, "host-sync"),
@@ -51,6 +99,9 @@ KINDS = {
     "dynamic-shape": (has_a_dynamic_shape, "dynamic-shape"),
     "python-error": (raises_in_python, "unknown-op"),
     "swallowed": (swallows_the_refusal, "host-sync"),
+    "unjoined": (leaves_a_stream_unjoined, "unknown-op"),
+    "outside": (waits_for_work_outside, "unknown-op"),
+    "own-generator": (DrawsOfItsOwn, "host-sync"),
 }
 
 
@@ -61,13 +112,19 @@ def main(kinds: list[str]) -> None:
         earlier = pool.capture(lambda x: x * 3, (x,), {}, batch_size=4)
         for kind in kinds:
             model, hazard = KINDS[kind]
+            model = model() if isinstance(model, type) else model
             refuse(pool, model, hazard, x)
+            if isinstance(model, DrawsOfItsOwn):
+                use_generator(model.generator, x, kind)
             assert earlier(x + 1).eq(6).all(), f"{kind}: a graph captured earlier replays something else"
             use_the_gpu(kind)
             later = pool.capture(lambda x: x * 5, (x,), {}, batch_size=4)
             assert later(x + 1).eq(10).all(), f"{kind}: the next capture replays something else"
             draw_in_a_graph(pool, x, kind)
+        forked = pool.capture(joins_its_stream, (x,), {}, batch_size=4)
+        assert forked(x + 1).eq(6).all(), "a fork that joins is captured wrongly"
     torch.cuda.empty_cache()
+    give_memory_back(backend)
     print("fine after:", *kinds)
 
 
@@ -91,6 +148,31 @@ def use_the_gpu(kind):
     product = torch.ones(64, 64, device="cuda") @ torch.ones(64, 64, device="cuda")
     assert product.sum().item() == 64**3, f"{kind}: plain CUDA work went wrong"
     assert not torch.cuda.is_current_stream_capturing(), f"{kind}: the caller's stream still captures"
+
+
+def use_generator(generator, x, kind):
+    """The generator stands where it stood, and draws in eager and in graphs as if nothing had been."""
+    expected = torch.rand(x.shape, generator=torch.Generator("cuda").manual_seed(5), device="cuda")
+    assert torch.equal(torch.rand(x.shape, generator=generator, device="cuda"), expected), f"{kind}: it has moved"
+
+
+def give_memory_back(backend):
+    """Refused captures of much memory, with no other graph in their pool, must not add up."""
+
+    def large(x):
+        y = torch.zeros(64 << 20, device=x.device)
+        return y * x.sum().item()
+
+    held = []
+    for _ in range(3):
+        with backend.pool() as pool, pytest.raises(CaptureRefusal):
+            pool.capture(large, (torch.ones(4, device=backend.device),), {}, batch_size=4)
+        gc.collect()  # what a traceback held
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        held.append(torch.cuda.memory_reserved())
+    print("reserved after each of three refused captures of 256 MiB:", held)
+    assert held[-1] <= held[0], f"refused captures keep memory: {held}"
 
 
 def draw_in_a_graph(pool, x, kind):

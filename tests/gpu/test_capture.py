@@ -192,3 +192,47 @@ def test_capture_under_autocast_sees_new_weights(capture):
             layer.weight.zero_()
             layer.bias.fill_(3)
         assert graph(x).eq(3).all()
+
+
+def test_poison_reaches_an_expanded_output_and_a_replay_brings_it_back(capture):
+    x = torch.ones(4, device="cuda")
+    graph = capture(lambda x: (x + 1).expand(3, 4), x)
+    graph.poison()
+    assert graph._outputs.isnan().all()
+    assert graph(x).eq(2).all()
+
+
+def test_uninitialised_memory_that_torch_fills_is_filled_in_the_graph_too(capture, copied):
+    before = torch.are_deterministic_algorithms_enabled(), torch.utils.deterministic.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    try:
+        x = torch.ones(64, device="cuda")
+        graph = capture(lambda x: torch.empty_like(x), x)
+        assert graph(x).isnan().all()
+    finally:
+        torch.use_deterministic_algorithms(before[0])
+        torch.utils.deterministic.fill_uninitialized_memory = before[1]
+
+
+def test_inputs_of_several_dtypes_are_copied_in_together(capture):
+    x, y = torch.ones(8, device="cuda"), torch.arange(8, device="cuda")
+    half, flags = torch.ones(8, device="cuda", dtype=torch.float16), torch.ones(8, device="cuda", dtype=torch.bool)
+    graph = capture(lambda x, y, half, flags: torch.where(flags, x + y + half, 0.0), x, y, half, flags)
+    assert torch.equal(graph(x * 2, y * 3, half, ~flags), torch.zeros_like(x))
+    assert torch.equal(graph(x * 2, y * 3, half, flags), x * 2 + y * 3 + 1)
+
+
+def test_inference_tensors_can_be_given_in_any_mode(capture):
+    with torch.inference_mode():
+        made_inside = torch.ones(8, device="cuda") * 3
+    graph = capture(lambda x: x + 1, made_inside)
+    assert graph(made_inside).eq(4).all()
+    with torch.inference_mode():
+        assert graph(made_inside * 2).eq(7).all()
+
+
+def test_a_capture_without_other_threads_uses_the_strictest_mode_and_is_captured(capture):
+    # Which mode was used is told by the unit tests; here the strict one must not refuse what is harmless.
+    graph = capture(lambda x: torch.nn.functional.softmax(x @ x, -1), torch.randn(16, 16, device="cuda"))
+    assert graph.replay().isfinite().all()

@@ -9,14 +9,66 @@ import torch
 from tests.gpu.profiled import device_work, wake_profiler
 from tests.gpu.small_models import Mlp
 
-from pytest_cudagraph.backends.cuda.nodes import load_bindings
+from pytest_cudagraph.backends.cuda import CudaBackend
+from pytest_cudagraph.backends.cuda.driver import load_driver
+from pytest_cudagraph.backends.cuda.nodes import NOT_KEPT, load_bindings
 
 
 @pytest.fixture
 def counted():
     """Skips where nothing can look into a graph."""
-    if load_bindings() is None or not hasattr(torch.cuda.CUDAGraph, "raw_cuda_graph"):
-        pytest.skip("nothing counts the nodes of a graph here: needs cuda.bindings, and torch 2.8 or newer")
+    if not hasattr(torch.cuda.CUDAGraph, "raw_cuda_graph"):
+        pytest.skip("nothing counts the nodes of a graph here: needs torch 2.8 or newer")
+
+
+def counts(model, x, node_source):
+    with CudaBackend(node_source=node_source).pool() as pool:
+        return pool.capture(model, (x,), {}, batch_size=len(x)).receipt
+
+
+def test_the_driver_and_nvidias_bindings_count_and_name_alike(counted):
+    bindings = load_bindings()
+    if bindings is None:
+        pytest.skip("cuda.bindings is not installed")
+    model, x = Mlp().cuda().eval(), torch.randn(8, 64, device="cuda")
+    counts(model, x, load_driver())  # whatever is loaded at first is loaded now
+    by_driver, by_bindings = counts(model, x, load_driver()), counts(model, x, bindings)
+    assert by_driver.not_counted == by_bindings.not_counted == ""
+    assert by_driver.kernels == by_bindings.kernels > 0
+    assert by_driver.operations == by_bindings.operations
+    assert by_driver.kernel_names == by_bindings.kernel_names
+
+
+def test_the_driver_alone_counts_what_the_profiler_sees(counted, tmp_path):
+    wake_profiler(tmp_path)
+    model, x = Mlp().cuda().eval(), torch.randn(8, 64, device="cuda")
+    with CudaBackend(node_source=load_driver()).pool() as pool:
+        graph = pool.capture(model, (x,), {}, batch_size=8)
+        graph.replay()
+        seen = device_work(graph.replay, tmp_path)
+    assert graph.receipt.kernels == len(seen), (Counter(seen), graph.receipt.kernel_names)
+    assert "kernel" not in graph.receipt.kernel_names, "the driver told no names"
+
+
+def test_where_there_is_no_count_the_receipt_says_why_and_only_there(capture):
+    receipt = capture(lambda x: x + 1, torch.ones(4, device="cuda")).receipt
+    assert (receipt.kernels is None) == bool(receipt.not_counted), receipt
+    if not hasattr(torch.cuda.CUDAGraph, "raw_cuda_graph"):
+        assert receipt.not_counted == NOT_KEPT
+
+
+def test_the_memory_of_a_graph_is_what_its_pool_grew_by(backend):
+    x = torch.ones(1 << 20, device="cuda")
+    with backend.pool() as pool:
+        first = pool.capture(lambda x: x + 1, (x,), {}, batch_size=1).receipt.memory_bytes
+        second = pool.capture(lambda x: x + 1, (x,), {}, batch_size=1).receipt.memory_bytes
+        held = [
+            segment["total_size"]
+            for segment in torch.cuda.memory_snapshot()
+            if tuple(segment["segment_pool_id"]) == tuple(pool._handle)
+        ]
+    assert first >= 4 << 20, "an output of 4 MiB lies in the pool"
+    assert first + second == sum(held)
 
 
 def test_kernels_of_the_receipt_are_what_a_replay_runs(counted, capture, tmp_path):

@@ -25,7 +25,7 @@ def judge_structure(
     ``device`` to have that checked, and changes of software named.
     """
     if receipt.kernels is None:
-        return _uncounted("this backend does not count kernels", max_new_kernels)
+        return _uncounted(receipt.not_counted or "this backend does not count kernels", max_new_kernels)
     found = plural(receipt.kernels, "kernel")
     if isinstance(baseline, NoBaseline):
         # A first run has nothing to be compared with, and must not stay unproved for that.
@@ -43,7 +43,7 @@ def _compared(
     receipt: Receipt, before: int, names_before: Mapping[str, int], max_new: int | None, evidence: tuple[str, ...]
 ) -> Judgement:
     after = receipt.kernels or 0
-    changes = _changes_text(names_before, receipt.kernel_names)
+    changes = changes_text(names_before, receipt.kernel_names)
     same = before == after
     reason = f"{plural(after, 'kernel')}, as in the baseline" if same else f"{before} -> {plural(after, 'kernel')}"
     if changes:
@@ -62,7 +62,7 @@ def _compared(
     )
 
 
-def _changes_text(before: Mapping[str, int], after: Mapping[str, int]) -> str:
+def changes_text(before: Mapping[str, int], after: Mapping[str, int]) -> str:
     """``+16 aten.mul, -1 aten.add``: the largest changes first, a few of them."""
     difference = Counter(after)
     difference.subtract(before)

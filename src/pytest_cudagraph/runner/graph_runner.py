@@ -17,7 +17,8 @@ from pytest_cudagraph.errors import CudagraphError, InputError
 from pytest_cudagraph.inputs import Example
 from pytest_cudagraph.protocols import Backend, Model
 from pytest_cudagraph.runner.calls import CallForm
-from pytest_cudagraph.runner.graph_set import GraphSet, Setup
+from pytest_cudagraph.runner.cutting import Setup
+from pytest_cudagraph.runner.graph_set import GraphSet
 from pytest_cudagraph.runner.rows import Cut, NoCut
 from pytest_cudagraph.runner.statistics import EagerReason, RunnerStatistics, Tally
 
@@ -39,7 +40,8 @@ class GraphRunner:
     ``batch_dim`` is an int, or a tree of ints and None for tensors without rows. ``max_graphs`` bounds the graphs
     kept at a time. ``capture="lazy"`` captures a batch size with its first call. Without ``clone_outputs``, outputs
     are the graph's own buffers, which the next call overwrites. With ``strict``, a refused capture raises
-    :class:`~pytest_cudagraph.errors.CaptureRefusal` instead of running eager. ``backend`` replaces ``device``: the
+    :class:`~pytest_cudagraph.errors.CaptureRefusal` instead of running eager. With ``check_rows``, a model whose rows
+    depend on each other is never padded. ``backend`` replaces ``device``: the
     seam for tests and for other kinds of devices. Raises :class:`~pytest_cudagraph.errors.InputError` for what
     cannot be used, :class:`~pytest_cudagraph.errors.DeviceUnavailable`, and what the model raises.
     """
@@ -56,6 +58,7 @@ class GraphRunner:
         capture: Literal["now", "lazy"] = "now",
         clone_outputs: bool = True,
         strict: bool = False,
+        check_rows: bool = True,
         backend: Backend | None = None,
     ) -> None:
         example = Example(args=example_inputs, kwargs=dict(kwargs or {}))
@@ -76,6 +79,7 @@ class GraphRunner:
             backend=self._backend,
             max_graphs=max_graphs,
             strict=strict,
+            check_rows=check_rows,
         )
         self._graphs = GraphSet(setup, self._tally)
         self._is_open = True
@@ -134,6 +138,7 @@ class GraphRunner:
         with self._lock:
             if not self._is_open:
                 raise _closed_error()
+            self._autocast = self._autocast_now()  # what is captured now bakes it in
             self._graphs.recapture()
 
     def close(self) -> None:
@@ -164,7 +169,7 @@ class GraphRunner:
         else:
             cut = self._graphs.cut
             if not isinstance(cut, Cut):
-                return self._eager(EagerReason.NOT_PADDED, args, kwargs)
+                return self._eager(_why_not_padded(cut), args, kwargs)
             output = cut(self._form.replay_padded(graph, values, size), rows)
             tally.padded += 1
             tally.padding_rows += size - rows
@@ -194,6 +199,10 @@ class GraphRunner:
         except BaseException:
             self.close()
             raise
+
+
+def _why_not_padded(cut: NoCut | None) -> EagerReason:
+    return EagerReason.MIXED_ROWS if cut is not None and cut.is_mixed else EagerReason.NOT_PADDED
 
 
 def _closed_error() -> CudagraphError:

@@ -5,40 +5,20 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 
-from pytest_cudagraph import inputs
 from pytest_cudagraph.errors import CaptureRefusal, InputError
-from pytest_cudagraph.inputs import Example
 from pytest_cudagraph.inputs.objects import opaque_arguments
-from pytest_cudagraph.protocols import Backend, CapturedGraph, Model
-from pytest_cudagraph.runner.rows import Cut, NoCut, find_cut
+from pytest_cudagraph.protocols import CapturedGraph
+from pytest_cudagraph.runner.cutting import Setup, learn_cut
+from pytest_cudagraph.runner.rows import Cut, NoCut
 from pytest_cudagraph.runner.statistics import Tally
 from pytest_cudagraph.runner.watch import ModelWatch
 from pytest_cudagraph.state import Undo
 
 _REFUSALS = (CaptureRefusal, InputError, torch.OutOfMemoryError)
 """What makes a batch size run eager. An InputError here is about outputs that no graph can give."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setup:
-    """What is captured: a model, an example of its arguments, and within which limits."""
-
-    model: Model
-    example: Example
-    batch_dim: Any
-    backend: Backend
-    max_graphs: int | None
-    strict: bool
-
-    def example_at(self, rows: int) -> Example:
-        """Arguments with this number of rows, in memory of their own."""
-        made = inputs.batch_examples(self.example.args, self.example.kwargs, (rows,), self.batch_dim)
-        return inputs.clone(made[rows])
 
 
 class GraphSet:
@@ -120,8 +100,7 @@ class GraphSet:
             graph = self._pool.capture(setup.model, example.args, example.kwargs, batch_size=size)
         kept = undo.kept
         if self.cut is None and size > 1:
-            with undo.undone(), setup.backend.running():
-                self.cut = find_cut(setup.model, setup.example_at(size), setup.example_at(size - 1), size)
+            self.cut = learn_cut(setup, undo, size)
         undo.assert_unchanged()
         self._open[size], self._kept[size] = graph, kept
         self._tally.captures += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +10,6 @@ import torch
 
 from pytest_cudagraph import leaves
 from pytest_cudagraph.inputs import Example
-from pytest_cudagraph.protocols import Model
 
 
 def padded(tensor: torch.Tensor, dim: int, rows: int) -> torch.Tensor:
@@ -39,19 +39,21 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class NoCut:
-    """That an output cannot be cut to fewer rows, and why."""
+    """That outputs cannot be served from padded inputs, and why."""
 
     why: str
+    is_mixed: bool = False
+    """Whether that is because rows depend on each other, and not because the outputs cannot be cut."""
 
 
-def find_cut(model: Model, whole: Example, shorter: Example, rows: int) -> Cut | NoCut:
+def find_cut(call: Callable[[Example], Any], whole: Example, shorter: Example, rows: int) -> Cut | NoCut:
     """Learn from two eager calls, with ``rows`` rows and with one less, which dimension of each output has the rows.
 
     A size that merely happens to be the batch size is thus never taken for it.
     """
-    output = model(*whole.args, **whole.kwargs)
+    output = call(whole)
     try:
-        less = model(*shorter.args, **shorter.kwargs)
+        less = call(shorter)
     # Whatever it raises: a model that takes no fewer rows is never padded, and a caller sees the error in his own call.
     except Exception as error:
         first_line = (str(error).splitlines() or [""])[0]

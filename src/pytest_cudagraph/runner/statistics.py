@@ -20,6 +20,7 @@ class EagerReason(str, Enum):
     OTHER_AUTOCAST = "other autocast"
     REFUSED = "capture refused"
     NOT_PADDED = "outputs cannot be cut"
+    MIXED_ROWS = "rows depend on each other"
 
 
 @dataclass(slots=True)
@@ -57,7 +58,7 @@ class RunnerStatistics:
     refused: Mapping[int, str]
     """Batch sizes whose capture was refused, and why."""
     not_padded: str = ""
-    """Why the outputs cannot be cut to fewer rows; empty while they can."""
+    """Why no call is padded: outputs that cannot be cut, rows that depend on each other; empty while calls are."""
     captures: int
     recaptures: int
     """Captures of a batch size that had had a graph before: evicted, or dropped after a change of the model."""

@@ -2,19 +2,8 @@
 
 import pytest
 import torch
-from tests.fake_cuda import FakeCuda
 
 from pytest_cudagraph.backends.cuda import CudaBackend
-
-
-@pytest.fixture
-def cuda():
-    return FakeCuda()
-
-
-@pytest.fixture
-def backend(cuda):
-    return CudaBackend(cuda=cuda, device="cpu")
 
 
 def test_the_device_is_the_current_gpu_unless_one_is_named(cuda):

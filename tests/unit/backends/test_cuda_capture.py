@@ -5,26 +5,10 @@ import threading
 
 import pytest
 import torch
-from tests.fake_cuda import FakeCuda
 
-from pytest_cudagraph.backends.cuda import CudaBackend
 from pytest_cudagraph.errors import CaptureRefusal, CudagraphError, InputError
 
-
-@pytest.fixture(autouse=True)
-def no_collections(monkeypatch):
-    """A collection of everything torch holds takes a fifth of a second."""
-    monkeypatch.setattr(gc, "collect", lambda: 0)
-
-
-@pytest.fixture
-def cuda():
-    return FakeCuda()
-
-
-@pytest.fixture
-def backend(cuda):
-    return CudaBackend(cuda=cuda, device="cpu")
+pytestmark = pytest.mark.usefixtures("no_collections")
 
 
 def scale(x, *, factor=2.0, shift=None):
@@ -36,10 +20,7 @@ def capture(backend, model, *args, batch_size=4, **kwargs):
     return backend.pool().capture(model, args, kwargs, batch_size=batch_size)
 
 
-def test_warm_up_runs_on_the_capture_stream_between_two_waits_and_before_the_capture(backend, cuda, monkeypatch):
-    # Compilers that other tests used may have left threads behind.
-    monkeypatch.setattr(threading, "active_count", lambda: 1)
-
+def test_warm_up_runs_on_the_capture_stream_between_two_waits_and_before_the_capture(backend, cuda, one_thread):
     def model(x):
         cuda.note("model", cuda.stream_now.name)
         return x + 1

@@ -9,37 +9,15 @@ import pytest
 import torch
 from tests.fake_cuda import REFUSED, FakeCuda, FakeStream
 
-from pytest_cudagraph import sources
 from pytest_cudagraph.backends import open_backend
 from pytest_cudagraph.backends.cuda import CudaBackend, diagnosis, recovery
 from pytest_cudagraph.backends.cuda.gpu import Gpu
-from pytest_cudagraph.backends.cuda.nodes import Bindings, NodeCount, count_nodes, load_bindings
+from pytest_cudagraph.backends.cuda.nodes import NO_COUNTER, NOT_KEPT, Bindings, NodeCount, count_nodes, load_bindings
 from pytest_cudagraph.backends.cuda.ownership import own_outputs
 from pytest_cudagraph.backends.cuda.quiet import quiet_collector
-from pytest_cudagraph.errors import CaptureRefusal
+from pytest_cudagraph.errors import CaptureRefusal, InputError
 
-
-@pytest.fixture(autouse=True)
-def fake_is_no_users_code(monkeypatch):
-    is_user_file = sources._is_user_file
-    monkeypatch.setattr(sources, "_is_user_file", lambda name: "fake_cuda" not in name and is_user_file(name))
-
-
-@pytest.fixture(autouse=True)
-def no_collections(monkeypatch):
-    """A collection of everything torch holds takes a fifth of a second."""
-    monkeypatch.setattr(gc, "collect", lambda: 0)
-
-
-@pytest.fixture
-def cuda():
-    return FakeCuda()
-
-
-@pytest.fixture
-def pool(cuda):
-    with CudaBackend(cuda=cuda, device="cpu").pool() as pool:
-        yield pool
+pytestmark = pytest.mark.usefixtures("no_collections", "fake_is_no_users_code")
 
 
 def capture(pool, model):
@@ -77,6 +55,7 @@ def test_the_current_stream_waits_for_an_earlier_one_only_if_that_is_another(cud
 
 def test_a_torch_that_cannot_be_watched_safely_names_no_operation(pool, monkeypatch):
     monkeypatch.setattr(diagnosis, "TorchDispatchMode", object)
+    monkeypatch.setattr(diagnosis, "_has_compiled", lambda: True)
     calls = []
 
     def model(x):
@@ -92,12 +71,34 @@ def test_a_torch_that_cannot_be_watched_safely_names_no_operation(pool, monkeypa
     assert len(calls) == 4, "the model ran once more than three warm-ups and a capture"
 
 
+def test_an_older_torch_that_has_compiled_nothing_is_watched_all_the_same(pool, monkeypatch):
+    monkeypatch.setattr(diagnosis, "TorchDispatchMode", object)
+    monkeypatch.setattr(diagnosis, "_has_compiled", lambda: False)
+    with pytest.raises(CaptureRefusal) as raised:
+        capture(pool, reads_a_scalar)
+    assert raised.value.operation.startswith("aten.")
+
+
+@pytest.mark.parametrize(
+    ("modules", "has_compiled"),
+    [
+        ({}, False),
+        ({"torch._dynamo.utils": SimpleNamespace(counters={"frames": {}})}, False),
+        ({"torch._dynamo.utils": SimpleNamespace(counters={"frames": {"total": 1}})}, True),
+        ({"torch._dynamo.utils": SimpleNamespace()}, True),
+    ],
+)
+def test_whether_anything_was_compiled_is_told_by_dynamos_own_count(monkeypatch, modules, has_compiled):
+    monkeypatch.setattr(diagnosis, "sys", SimpleNamespace(modules=modules))
+    assert diagnosis._has_compiled() is has_compiled
+
+
 def test_a_diagnosis_in_which_the_model_raises_still_names_what_came_first():
     def call():
         torch.ones(2).sum().item()
         raise KeyError("later")
 
-    found = diagnosis.diagnose(call)
+    found = diagnosis.diagnose(call, lambda: 0)
     assert found.hazard == "host-sync"
     assert found.site.line == call.__code__.co_firstlineno + 1
 
@@ -144,7 +145,8 @@ def test_a_torch_without_the_binding_says_that_it_cannot_capture_any_more(cuda, 
         capture(pool, lambda x: x + 1)
 
 
-def test_a_share_is_not_given_back_when_the_allocation_could_not_be_ended(cuda, pool):
+def test_a_share_in_a_pool_that_others_use_is_not_given_back_when_the_allocation_could_not_be_ended(cuda, pool):
+    capture(pool, lambda x: x + 1)
     cuda.failures["end_allocation"] = [RuntimeError("not recording")]
     with pytest.raises(CaptureRefusal):
         capture(pool, reads_a_scalar)
@@ -182,22 +184,31 @@ class Runtime:
         return self.type_error, 1
 
 
+class Raw:
+    def raw_cuda_graph(self):
+        return 1
+
+
 def test_a_graph_without_nodes_counts_none():
-    assert Bindings(Runtime(0), None).count(1) == NodeCount(nodes=0, kernel_names={})
+    found = count_nodes(Raw(), Bindings(Runtime(0), None))
+    assert (found.nodes, found.kernels, found.why) == (0, 0, "")
 
 
 @pytest.mark.parametrize("errors", [(1, 0), (0, 1)])
-def test_a_driver_that_fails_at_either_question_leaves_the_count_open(errors):
-    assert Bindings(Runtime(2, errors), None).count(1) is None
+def test_a_driver_that_fails_at_either_question_leaves_the_count_open_and_says_why(errors):
+    found = count_nodes(Raw(), Bindings(Runtime(2, errors), None))
+    assert (found.nodes, found.kernels) == (None, None)
+    assert found.why == "the driver does not list the nodes of this graph (RuntimeError: cudaGraphGetNodes: 1)"
 
 
 def test_a_node_whose_kind_is_not_told_is_a_node_and_no_kernel():
-    found = Bindings(Runtime(2, type_error=1), None).count(1)
+    found = count_nodes(Raw(), Bindings(Runtime(2, type_error=1), None))
     assert (found.nodes, found.kernels) == (2, 0)
 
 
-def test_nothing_is_counted_without_bindings():
-    assert count_nodes(object(), None) is None
+def test_nothing_is_counted_without_bindings_or_of_a_torch_that_shows_no_nodes():
+    assert count_nodes(Raw(), None) == NodeCount(why=NO_COUNTER)
+    assert count_nodes(object(), Bindings(None, None)) == NodeCount(why=NOT_KEPT)
 
 
 def test_bindings_are_those_of_nvidias_package(monkeypatch):
@@ -255,3 +266,21 @@ def test_the_same_output_twice_is_owned_once_and_views_of_it_each():
 def test_an_output_right_behind_the_segment_is_not_owned():
     tensor = torch.ones(4)
     assert owned([tensor, tensor[2:]], total_size=8) == [tensor]
+
+
+def test_an_output_without_memory_of_its_own_is_not_owned_and_breaks_nothing():
+    tensor = torch.ones(4)
+    assert owned([tensor, tensor.to_sparse()]) == [tensor]
+
+
+def test_an_expanded_output_is_poisoned_and_brought_back(pool):
+    graph = capture(pool, lambda x: (x + 1).expand(3, 2))
+    graph.poison()
+    assert graph._outputs.isnan().all()
+    assert graph.replay().tolist() == [[2.0, 2.0]] * 3
+
+
+def test_an_output_without_a_tensor_is_refused_before_anything_is_captured(cuda, pool):
+    with pytest.raises(InputError, match="holds no tensor that a replay could renew"):
+        capture(pool, lambda x: None)
+    assert "capture_begin" not in cuda.names()

@@ -14,7 +14,9 @@ MUL = (
     "_ZN2at6native29vectorized_elementwise_kernelILi4ENS0_13AUnaryFunctorIfffNS0_15binary_internal10MulFunctorIfEEEE"
     "St5arrayIPcLm2EEEEviT0_T1_"
 )
-KINDS = SimpleNamespace(cudaGraphNodeTypeKernel=0, cudaGraphNodeTypeMemcpy=1, cudaGraphNodeTypeMemset=2)
+KINDS = SimpleNamespace(
+    cudaGraphNodeTypeKernel=0, cudaGraphNodeTypeMemcpy=1, cudaGraphNodeTypeMemset=2, cudaGraphNodeTypeGraph=4
+)
 WAIT_EVENT = 6
 
 
@@ -51,7 +53,7 @@ class Driver:
 
 
 def receipt(runtime, driver):
-    backend = CudaBackend(cuda=FakeCuda(keeps_graphs=True), device="cpu", bindings=Bindings(runtime, driver))
+    backend = CudaBackend(cuda=FakeCuda(keeps_graphs=True), device="cpu", node_source=Bindings(runtime, driver))
     return backend.pool().capture(lambda x: x + 1, (torch.ones(2),), {}, batch_size=2).receipt
 
 
@@ -71,14 +73,14 @@ def test_kernels_copies_and_fills_are_counted_by_name_and_events_only_as_nodes()
 
 def test_a_kept_graph_is_instantiated_before_its_first_launch():
     cuda = FakeCuda(keeps_graphs=True)
-    backend = CudaBackend(cuda=cuda, device="cpu", bindings=Bindings(Runtime([]), Driver([])))
+    backend = CudaBackend(cuda=cuda, device="cpu", node_source=Bindings(Runtime([]), Driver([])))
     backend.pool().capture(lambda x: x + 1, (torch.ones(2),), {}, batch_size=2)
     assert "new_graph kept" in cuda.calls
     assert cuda.names().index("capture_end") < cuda.names().index("instantiate")
 
 
 def test_a_torch_that_keeps_no_graphs_is_not_asked_to():
-    backend = CudaBackend(cuda=FakeCuda(), device="cpu", bindings=Bindings(Runtime([(0, ADD)]), Driver([])))
+    backend = CudaBackend(cuda=FakeCuda(), device="cpu", node_source=Bindings(Runtime([(0, ADD)]), Driver([])))
     found = backend.pool().capture(lambda x: x + 1, (torch.ones(2),), {}, batch_size=2).receipt
     assert (found.operations, found.kernels) == (None, None)
 
@@ -118,3 +120,53 @@ def test_bindings_that_are_not_installed_are_none():
 )
 def test_mangled_names_are_shortened_to_kernel_and_functor(mangled, short):
     assert short_kernel_name(mangled) == short
+
+
+class Nested(Runtime):
+    """Graph 1 holds an addition and a child graph, 7, of two more."""
+
+    def cudaGraphGetNodes(self, raw, numNodes=0):
+        nodes = ["add", "add"] if raw == 7 else ["add", "child"]
+        return 0, nodes, len(nodes)
+
+    def cudaGraphNodeGetType(self, node):
+        return 0, 4 if node == "child" else 0
+
+    def cudaGraphChildGraphNodeGetGraph(self, node):
+        return self.error, 7
+
+
+class NamesNothing:
+    def CUgraphNode(self, init_value):
+        return init_value
+
+    def cuGraphKernelNodeGetParams(self, node):
+        return 1, None
+
+
+@pytest.mark.parametrize(("error", "nodes"), [(0, 4), (1, None)])
+def test_kernels_inside_of_a_child_graph_are_counted_or_nothing_is(error, nodes, monkeypatch):
+    source = Bindings(Nested([], error), NamesNothing())
+    monkeypatch.setattr(source, "kernel_name", lambda node: ADD)
+    backend = CudaBackend(cuda=FakeCuda(keeps_graphs=True), device="cpu", node_source=source)
+    found = backend.pool().capture(lambda x: x + 1, (torch.ones(2),), {}, batch_size=2).receipt
+    assert (found.operations, found.kernels) == (nodes, 3 if nodes else None)
+    assert bool(found.not_counted) is bool(error)
+
+
+def test_a_receipt_without_a_count_says_why():
+    found = receipt(Runtime([(0, ADD)], error=1), Driver([]))
+    assert found.not_counted.startswith("the driver does not list the nodes of this graph")
+
+
+@pytest.mark.parametrize(("kern", "name"), [(5, "vectorized_elementwise_kernel<CUDAFunctor_add>"), (0, "kernel")])
+def test_a_kernel_node_without_a_function_is_named_by_its_kernel(kern, name):
+    class ByKernel(Driver):
+        def cuGraphKernelNodeGetParams(self, node):
+            return 0, SimpleNamespace(func=0, kern=kern)
+
+        def cuKernelGetName(self, kernel):
+            return 0, ADD.encode()
+
+    nodes = [(0, ADD)]
+    assert receipt(Runtime(nodes), ByKernel(nodes)).kernel_names == {name: 1}

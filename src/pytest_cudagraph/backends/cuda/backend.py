@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
+from pytest_cudagraph.backends.cuda.driver import load_driver
 from pytest_cudagraph.backends.cuda.gpu import Gpu
-from pytest_cudagraph.backends.cuda.nodes import Bindings, load_bindings
+from pytest_cudagraph.backends.cuda.nodes import NodeSource, load_bindings
 from pytest_cudagraph.backends.cuda.pool import CudaGraphPool
 from pytest_cudagraph.backends.cuda.region import CountedRegion
 from pytest_cudagraph.backends.cuda.timer import CudaEventTimer
@@ -27,12 +28,12 @@ class CudaBackend:
         *,
         cuda: Any = torch.cuda,
         device: str | None = None,
-        bindings: Bindings | None = None,
+        node_source: NodeSource | None = None,
     ) -> None:
         index = cuda.current_device() if index is None else index
         with cuda.device(index):
             self._gpu = Gpu(cuda, index, device or f"cuda:{index}")
-        self._bindings = bindings or load_bindings()
+        self._node_source = node_source or load_bindings() or load_driver()
 
     @property
     def device(self) -> str:
@@ -45,7 +46,7 @@ class CudaBackend:
 
     def order_after(self, earlier: Any) -> Any:
         """The current stream, which waits for the stream ``earlier`` if that is another one."""
-        stream = self._gpu.cuda.current_stream(self._gpu.index)
+        stream = self._gpu.current_stream()
         if earlier is not None and earlier != stream:
             stream.wait_stream(earlier)
         return stream
@@ -56,7 +57,7 @@ class CudaBackend:
 
     def pool(self) -> CudaGraphPool:
         """Memory for the graphs of one model."""
-        return CudaGraphPool(self._gpu, self._bindings)
+        return CudaGraphPool(self._gpu, self._node_source)
 
     def region(self, call: Callable[..., Any], label: str) -> CountedRegion:
         """Count the executions of compiled code; a replay runs its kernels without this Python call."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -35,7 +36,7 @@ class Gpu:
     @contextmanager
     def on_capture_stream(self) -> Iterator[None]:
         """The capture stream as the current one, ordered after the caller's stream, and the caller's after it."""
-        caller = self.cuda.current_stream(self.index)
+        caller = self.current_stream()
         self.stream.wait_stream(caller)
         try:
             with self.cuda.stream(self.stream):
@@ -44,17 +45,56 @@ class Gpu:
             caller.wait_stream(self.stream)
 
     @contextmanager
-    def capturing(self, graph: Any, **pool: Any) -> Iterator[None]:
+    def capturing(self, graph: Any, *, generators: Sequence[torch.Generator] = (), **pool: Any) -> Iterator[None]:
         """``torch.cuda.graph`` on the capture stream, with the body in inference mode.
 
         The capture begins and ends outside inference mode: torch then makes the tensors through which replays seed
         their random numbers, and writes to them at every launch, in whatever mode that is.
         """
         begin = self.cuda.graph(graph, stream=self.stream, capture_error_mode=capture_error_mode(), **pool)
-        # The outer stream context gives back the caller's stream even where torch.cuda.graph fails to.
-        with torch.inference_mode(False), self.on_capture_stream(), begin, torch.inference_mode():
-            yield
+        with torch.inference_mode(False), own_workspaces():
+            register(graph, generators)
+            # The outer stream context gives back the caller's stream even where torch.cuda.graph fails to.
+            with self.on_capture_stream(), begin, torch.inference_mode():
+                yield
+
+    def current_stream(self) -> Any:
+        """The stream on which this thread launches now."""
+        return self.cuda.current_stream(self.index)
 
     def synchronize(self) -> None:
         """Wait for all work of this GPU; raises what earlier work has failed with."""
         self.cuda.synchronize(self.index)
+
+
+@contextmanager
+def own_workspaces() -> Iterator[None]:
+    """Let cuBLAS take the workspaces of a capture from the graph's own pool, and forget them afterwards.
+
+    A graph reads its workspace by address. Those that cuBLAS keeps between calls, for all graphs of a stream together,
+    are given up whenever torch (2.12 and later, with any graph that is released) or a graph tree says so, and a graph
+    still open would write to memory that is no longer its own. Kept for good, one of a pool would hold the pool.
+    """
+    clear_workspaces()
+    try:
+        yield
+    finally:
+        clear_workspaces()
+
+
+def clear_workspaces() -> None:
+    """Free the workspaces of cuBLAS on this thread; the next multiplication takes new ones."""
+    clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
+    if clear is not None:  # not there in a torch without CUDA
+        clear()
+
+
+def register(graph: Any, generators: Sequence[torch.Generator]) -> None:
+    """Let replays of ``graph`` draw from ``generators`` too; torch knows of the default one itself."""
+    if not generators or not hasattr(graph, "register_generator_state"):
+        return
+    with warnings.catch_warnings():
+        # Later versions of torch find the generators by themselves and deprecate the call.
+        warnings.simplefilter("ignore")
+        for generator in generators:
+            graph.register_generator_state(generator)

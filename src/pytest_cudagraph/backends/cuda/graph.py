@@ -74,12 +74,13 @@ class CudaCapturedGraph:
         """Wait for the device, then release graph, inputs and outputs; a second call does nothing."""
         if self._inputs is None:
             return
-        graph, self._graph = self._graph, None
-        self._inputs, self._outputs, self._owned = None, None, ()
+        graph, held = self._graph, (self._inputs, self._outputs, self._owned)
+        self._graph, self._inputs, self._outputs, self._owned = None, None, None, ()
         try:
-            # A replay may still be running, on any stream.
+            # A replay may still be running, on any stream, and read and write all this memory.
             self._gpu.synchronize()
         finally:
+            del held
             graph.reset()
 
     def _closed_error(self) -> CudagraphError:

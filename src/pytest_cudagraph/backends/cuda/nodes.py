@@ -1,7 +1,8 @@
-"""How many nodes and kernels a captured graph holds, by NVIDIA's Python bindings where they are installed.
+"""How many nodes and kernels a captured graph holds.
 
-Torch shows a graph's nodes only through ``cuda.bindings`` (a dependency of its CUDA wheels of late) and only of a
-graph made with ``keep_graph``, from 2.8 on. Elsewhere nothing is counted, and the receipt says so with None.
+Torch shows a graph's nodes only of one made with ``keep_graph``, from 2.8 on. They are then asked of NVIDIA's Python
+bindings (a dependency of torch's CUDA wheels of late), else of the driver's library itself. Elsewhere nothing is
+counted, and the receipt says why.
 """
 
 from __future__ import annotations
@@ -9,28 +10,54 @@ from __future__ import annotations
 import importlib
 import re
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 _QUALIFIED = re.compile(r"_ZN?K?")
 _TOKEN = re.compile(r"L[a-z]n?\d+E|[ST]\d*_|(?P<length>\d+)")
 """A literal, a back reference or a length: the three places of a mangled name where digits stand."""
+
+NO_COUNTER = "neither NVIDIA's Python bindings (cuda.bindings) nor the driver's library (libcuda.so.1) can be loaded"
+NOT_KEPT = "this torch shows no nodes of a graph; 2.8 and later do"
+NOT_TOLD = "the driver does not list the nodes of this graph"
+
+KERNEL, MEMCPY, MEMSET, CHILD = range(4)
+OTHER = -1
+"""What a node is, whichever of the two is asked: :class:`NodeSource`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeCount:
     """All nodes of a graph, and by name those that make the device work: kernels, ``memcpy``, ``memset``.
 
-    Copies and fills count as kernels do, because torch launches either for the same line of a model.
+    Copies and fills count as kernels do, because torch launches either for the same line of a model. Where ``nodes``
+    is None, nothing was counted, and ``why`` says for what reason.
     """
 
-    nodes: int
-    kernel_names: Mapping[str, int]
+    nodes: int | None = None
+    kernel_names: Mapping[str, int] = field(default_factory=dict)
+    why: str = ""
 
     @property
-    def kernels(self) -> int:
-        return sum(self.kernel_names.values())
+    def kernels(self) -> int | None:
+        return None if self.nodes is None else sum(self.kernel_names.values())
+
+
+class NodeSource(Protocol):
+    """What can be asked of a ``cudaGraph_t``. A question that the driver does not answer raises RuntimeError."""
+
+    def nodes(self, graph: Any) -> list[Any]: ...
+
+    def kind(self, node: Any) -> int: ...
+
+    def kernel_name(self, node: Any) -> str:
+        """As the compiler mangled it; empty where it is not told."""
+        ...
+
+    def child(self, node: Any) -> Any:
+        """The graph inside of a node of kind ``CHILD``."""
+        ...
 
 
 class Bindings:
@@ -39,38 +66,45 @@ class Bindings:
     def __init__(self, runtime: Any, driver: Any) -> None:
         self._runtime, self._driver = runtime, driver
 
-    def count(self, raw_graph: int) -> NodeCount | None:
-        """The nodes of a ``cudaGraph_t``; None when the driver does not tell."""
-        error, _, total = self._runtime.cudaGraphGetNodes(raw_graph, numNodes=0)
-        if int(error) or not total:
-            return None if int(error) else NodeCount(nodes=0, kernel_names={})
-        error, nodes, total = self._runtime.cudaGraphGetNodes(raw_graph, numNodes=total)
+    def nodes(self, graph: Any) -> list[Any]:
+        """The nodes of one graph, those inside of its child graphs left out."""
+        error, _, total = self._runtime.cudaGraphGetNodes(graph, numNodes=0)
+        if not int(error) and total:
+            error, nodes, total = self._runtime.cudaGraphGetNodes(graph, numNodes=total)
         if int(error):
-            return None
-        names = Counter(name for node in nodes[:total] if (name := self._work_name(node)))
-        return NodeCount(nodes=total, kernel_names=dict(sorted(names.items())))
+            raise RuntimeError(f"cudaGraphGetNodes: {error}")
+        return list(nodes[:total]) if total else []
 
-    def _work_name(self, node: Any) -> str:
-        """What the node runs on the device; empty for events, host callbacks and empty nodes."""
+    def kind(self, node: Any) -> int:
+        """KERNEL, MEMCPY, MEMSET, CHILD, or OTHER for events, host callbacks and empty nodes."""
         error, kind = self._runtime.cudaGraphNodeGetType(node)
         kinds = self._runtime.cudaGraphNodeType
-        if int(error):
-            return ""
-        if kind == kinds.cudaGraphNodeTypeKernel:
-            return self._kernel_name(node)
-        if kind == kinds.cudaGraphNodeTypeMemcpy:
-            return "memcpy"
-        return "memset" if kind == kinds.cudaGraphNodeTypeMemset else ""
+        names = ("Kernel", "Memcpy", "Memset", "Graph")
+        known = (getattr(kinds, f"cudaGraphNodeType{name}", None) for name in names)
+        return OTHER if int(error) else next((at for at, each in enumerate(known) if each == kind), OTHER)
 
-    def _kernel_name(self, node: Any) -> str:
+    def kernel_name(self, node: Any) -> str:
+        """The name of a kernel node's function, or of its kernel where no function is set."""
         driver = self._driver
         error, params = driver.cuGraphKernelNodeGetParams(driver.CUgraphNode(init_value=int(node)))
-        if int(error) or not int(params.func):
-            return "kernel"
-        error, name = driver.cuFuncGetName(driver.CUfunction(init_value=int(params.func)))
         if int(error):
-            return "kernel"
-        return short_kernel_name(name.decode() if isinstance(name, bytes) else str(name))
+            return ""
+        if int(params.func):
+            error, name = driver.cuFuncGetName(driver.CUfunction(init_value=int(params.func)))
+        elif hasattr(driver, "cuKernelGetName") and int(getattr(params, "kern", 0)):
+            error, name = driver.cuKernelGetName(params.kern)
+        else:
+            return ""
+        if int(error):
+            return ""
+        return name.decode() if isinstance(name, bytes) else str(name)
+
+    def child(self, node: Any) -> Any:
+        """The graph inside of a child graph node."""
+        error, graph = self._runtime.cudaGraphChildGraphNodeGetGraph(node)
+        if int(error):
+            raise RuntimeError(f"cudaGraphChildGraphNodeGetGraph: {error}")
+        return graph
 
 
 def load_bindings() -> Bindings | None:
@@ -83,15 +117,30 @@ def load_bindings() -> Bindings | None:
     return Bindings(runtime, driver)
 
 
-def count_nodes(graph: Any, bindings: Bindings | None) -> NodeCount | None:
-    """The nodes of a ``torch.cuda.CUDAGraph`` made with ``keep_graph``; None where they cannot be seen."""
-    if bindings is None:
-        return None
+def count_nodes(graph: Any, source: NodeSource | None) -> NodeCount:
+    """The nodes of a ``torch.cuda.CUDAGraph``; without a count, and with the reason, where they cannot be seen."""
+    if source is None:
+        return NodeCount(why=NO_COUNTER)
+    if not hasattr(graph, "raw_cuda_graph"):
+        return NodeCount(why=NOT_KEPT)
     try:
-        return bindings.count(graph.raw_cuda_graph())
-    except (RuntimeError, AttributeError, TypeError, ValueError):
+        names = list(_work_names(source, graph.raw_cuda_graph()))
+    except (RuntimeError, AttributeError, TypeError, ValueError) as error:
         # A count is worth having, never worth failing for: bindings differ between versions of CUDA.
-        return None
+        return NodeCount(why=f"{NOT_TOLD} ({type(error).__name__}: {error})")
+    return NodeCount(nodes=len(names), kernel_names=dict(sorted(Counter(filter(None, names)).items())))
+
+
+def _work_names(source: NodeSource, graph: Any) -> Iterator[str]:
+    """What each node runs on the device; empty for events, host callbacks and empty nodes."""
+    for node in source.nodes(graph):
+        kind = source.kind(node)
+        if kind == KERNEL:
+            yield short_kernel_name(source.kernel_name(node)) or "kernel"
+            continue
+        yield {MEMCPY: "memcpy", MEMSET: "memset"}.get(kind, "")
+        if kind == CHILD:
+            yield from _work_names(source, source.child(node))
 
 
 def short_kernel_name(name: str) -> str:

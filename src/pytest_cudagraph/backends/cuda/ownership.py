@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from pytest_cudagraph.backends.cuda.gpu import Gpu
 from pytest_cudagraph.leaves import tensors_in
@@ -21,6 +23,8 @@ def own_outputs(gpu: Gpu, handle: Any, outputs: Any) -> list[torch.Tensor]:
     seen: set[tuple[int, torch.Size, tuple[int, ...]]] = set()
     owned = []
     for tensor in tensors_in(outputs):
+        if not _is_strided(tensor):
+            continue
         key = (tensor.data_ptr(), tensor.shape, tensor.stride())
         if tensor.numel() and key not in seen and any(low <= key[0] < high for low, high in ranges):
             seen.add(key)
@@ -28,9 +32,26 @@ def own_outputs(gpu: Gpu, handle: Any, outputs: Any) -> list[torch.Tensor]:
     return owned
 
 
+def _is_strided(tensor: torch.Tensor) -> bool:
+    # Sparse and nested tensors lie in several tensors; a wrapper subclass in none.
+    return tensor.layout is torch.strided and not tensor.is_nested and not is_traceable_wrapper_subclass(tensor)
+
+
+def pool_bytes(gpu: Gpu, handle: Any) -> int | None:
+    """What the pool ``handle`` holds of the device; None from an allocator that keeps no pools."""
+    segments = gpu.cuda.memory_snapshot()
+    if segments and not any("segment_pool_id" in segment for segment in segments):
+        return None
+    return sum(high - low for low, high in _ranges(segments, handle))
+
+
 def _pool_ranges(gpu: Gpu, handle: Any) -> list[tuple[int, int]]:
+    return _ranges(gpu.cuda.memory_snapshot(), handle)
+
+
+def _ranges(segments: Iterable[Mapping[str, Any]], handle: Any) -> list[tuple[int, int]]:
     return [
         (segment["address"], segment["address"] + segment["total_size"])
-        for segment in gpu.cuda.memory_snapshot()
+        for segment in segments
         if tuple(segment.get("segment_pool_id", ())) == tuple(handle)
     ]

@@ -9,12 +9,15 @@ from typing import Any
 import torch
 
 from pytest_cudagraph.backends.autocast import uncached_autocast
+from pytest_cudagraph.backends.cuda.generators import generators_of, states_kept
 from pytest_cudagraph.backends.cuda.gpu import Gpu
 from pytest_cudagraph.backends.cuda.graph import CudaCapturedGraph
-from pytest_cudagraph.backends.cuda.nodes import Bindings, count_nodes
-from pytest_cudagraph.backends.cuda.ownership import own_outputs
+from pytest_cudagraph.backends.cuda.nested import no_graphs_inside
+from pytest_cudagraph.backends.cuda.nodes import NodeSource, count_nodes
+from pytest_cudagraph.backends.cuda.ownership import own_outputs, pool_bytes
 from pytest_cudagraph.backends.cuda.quiet import quiet_collector
-from pytest_cudagraph.backends.cuda.recording import record
+from pytest_cudagraph.backends.cuda.recording import Blank, record
+from pytest_cudagraph.backends.outputs import check_output
 from pytest_cudagraph.backends.static_inputs import StaticInputs, argument_names, describe
 from pytest_cudagraph.errors import CaptureRefusal, CudagraphError, InputError
 from pytest_cudagraph.leaves import flatten
@@ -28,9 +31,9 @@ _WARM_UPS = 3
 class CudaGraphPool:
     """Captures into one memory pool; leaving it closes every graph."""
 
-    def __init__(self, gpu: Gpu, bindings: Bindings | None) -> None:
+    def __init__(self, gpu: Gpu, node_source: NodeSource | None) -> None:
         self._gpu = gpu
-        self._bindings = bindings
+        self._node_source = node_source
         self._handle: Any = None
         self._graphs: list[CudaCapturedGraph] = []
         self._is_open = True
@@ -46,12 +49,13 @@ class CudaGraphPool:
         """
         self._check_usable()
         _check_devices(args, kwargs, self._gpu.device)
-        with self._gpu.running(), uncached_autocast():
+        generators = tuple(generators_of(self._gpu.device, model, args, kwargs))
+        with self._gpu.running(), uncached_autocast(), states_kept(generators):
             inputs = StaticInputs(args, kwargs)
             self._warm_up(model, inputs)
             inputs.copy_in(args, kwargs)  # a model may have written to its inputs
             with quiet_collector():
-                graph = self._record(model, inputs, batch_size)
+                graph = self._record(model, inputs, batch_size, generators)
         self._graphs.append(graph)
         return graph
 
@@ -77,39 +81,53 @@ class CudaGraphPool:
     def _warm_up(self, model: Model, inputs: StaticInputs) -> None:
         with self._gpu.on_capture_stream():
             for _ in range(_WARM_UPS):
-                _call(model, inputs)
+                with no_graphs_inside():
+                    check_output(_call(model, inputs))
         # An error of a warm-up kernel must show here, not as a riddle inside the capture.
         self._gpu.synchronize()
 
-    def _record(self, model: Model, inputs: StaticInputs, batch_size: int) -> CudaCapturedGraph:
-        cuda, handle = self._gpu.cuda, self._live_handle()
-        keeps = self._bindings is not None and _can_keep(cuda.CUDAGraph)
-        graph = cuda.CUDAGraph(keep_graph=True) if keeps else cuda.CUDAGraph()
-        cuda.empty_cache()  # else memory freed by the warm-up would be taken for the graph's
-        reserved_before = cuda.memory_reserved(self._gpu.index)
+    def _record(
+        self, model: Model, inputs: StaticInputs, batch_size: int, generators: tuple[torch.Generator, ...]
+    ) -> CudaCapturedGraph:
+        blank = self._blank(generators)
+        self._gpu.cuda.empty_cache()  # else memory freed by the warm-up would be taken for the graph's
+        held_before = self._held_bytes(blank.handle)
         started_ns = time.perf_counter_ns()
-        outputs = record(self._gpu, graph, handle, lambda: _call(model, inputs), instantiate=keeps)
+        try:
+            outputs = record(self._gpu, blank, lambda: _call(model, inputs))
+        except BaseException:
+            self._handle = None  # torch may take it for one still being captured into, and refuse it
+            raise
         capture_ns = time.perf_counter_ns() - started_ns
-        nodes = count_nodes(graph, self._bindings) if keeps else None
+        counted = count_nodes(blank.graph, self._node_source)
         receipt = Receipt(
             batch_size=batch_size,
-            operations=nodes.nodes if nodes else None,
-            kernels=nodes.kernels if nodes else None,
-            kernel_names=nodes.kernel_names if nodes else {},
+            operations=counted.nodes,
+            kernels=counted.kernels,
+            kernel_names=counted.kernel_names,
+            not_counted=counted.why,
             capture_ns=capture_ns,
-            memory_bytes=max(0, cuda.memory_reserved(self._gpu.index) - reserved_before),
+            memory_bytes=max(0, self._held_bytes(blank.handle) - held_before),
         )
-        owned = own_outputs(self._gpu, handle, outputs)
-        return CudaCapturedGraph(self._gpu, graph, inputs, outputs, owned, receipt)
+        owned = own_outputs(self._gpu, blank.handle, outputs)
+        return CudaCapturedGraph(self._gpu, blank.graph, inputs, outputs, owned, receipt)
 
-    def _live_handle(self) -> Any:
-        """The pool's handle while a graph holds it; a new one otherwise.
+    def _blank(self, generators: tuple[torch.Generator, ...]) -> Blank:
+        """An empty graph for the pool's handle while a graph holds it, for a new one otherwise.
 
         Torch frees a pool with its last graph and asserts (``use_count > 0``) when the handle is used again.
         """
-        if not any(graph.is_open for graph in self._graphs):
-            self._handle = self._gpu.cuda.graph_pool_handle()
-        return self._handle
+        cuda, is_shared = self._gpu.cuda, self._handle is not None and any(graph.is_open for graph in self._graphs)
+        if not is_shared:
+            self._handle = cuda.graph_pool_handle()
+        # Only a kept graph shows its nodes; torch keeps graphs since 2.8.
+        keeps = self._node_source is not None and hasattr(cuda.CUDAGraph, "raw_cuda_graph")
+        graph = cuda.CUDAGraph(keep_graph=True) if keeps else cuda.CUDAGraph()
+        return Blank(graph=graph, handle=self._handle, is_shared=is_shared, keeps=keeps, generators=generators)
+
+    def _held_bytes(self, handle: Any) -> int:
+        held = pool_bytes(self._gpu, handle)
+        return self._gpu.cuda.memory_reserved(self._gpu.index) if held is None else held
 
     def _check_usable(self) -> None:
         if not self._is_open:
@@ -135,8 +153,3 @@ def _check_devices(args: tuple[Any, ...], kwargs: Mapping[str, Any], device: str
                 f"{name}: a graph on {device} takes tensors on {device}; this one is {describe(leaf)}\n"
                 f"move it with .to({device!r}) before the call, or pass a plain number"
             )
-
-
-def _can_keep(graph_class: Any) -> bool:
-    # Only a kept graph shows its nodes; torch keeps graphs since 2.8.
-    return hasattr(graph_class, "raw_cuda_graph")

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+import torch
 
 
 @contextmanager
@@ -39,8 +42,15 @@ def _disabled_collector() -> Iterator[None]:
 
 
 def capture_error_mode() -> str:
-    """``thread_local`` while other Python threads live, else ``global``, CUDA's strictest.
+    """``thread_local`` while other threads live that may use CUDA, else ``global``, CUDA's strictest.
 
-    In the global mode a harmless call of another thread (a logger, a data loader) invalidates the capture.
+    In the global mode a harmless call of another thread (a logger, a data loader) invalidates the capture. Threads
+    that Python's ``threading`` did not start are counted too, and the watchdogs of ``torch.distributed``, in C++.
     """
-    return "thread_local" if threading.active_count() > 1 else "global"
+    others = threading.active_count() > 1 or len(sys._current_frames()) > 1
+    return "thread_local" if others or _is_distributed() else "global"
+
+
+def _is_distributed() -> bool:
+    distributed = torch.distributed
+    return distributed.is_available() and distributed.is_initialized()

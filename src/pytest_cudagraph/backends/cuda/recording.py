@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NoReturn
+
+import torch
 
 from pytest_cudagraph.backends.cuda.diagnosis import diagnose
 from pytest_cudagraph.backends.cuda.gpu import Gpu
@@ -30,32 +33,44 @@ class _Watched:
             raise
 
 
-def record(gpu: Gpu, graph: Any, handle: Any, call: Callable[[], Any], *, instantiate: bool) -> Any:
-    """Capture ``call`` into ``graph``, with the memory of the pool ``handle``; what it returned, at captured addresses.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blank:
+    """A graph to be captured into, and what its capture needs."""
 
-    ``instantiate`` for a graph made with ``keep_graph``, which torch would otherwise leave to the first launch.
-    Raises :class:`~pytest_cudagraph.errors.CaptureRefusal` for what torch and CUDA refuse. What is no
-    ``Exception`` (an interrupt, a skip) and our own errors come through as they are.
+    graph: Any
+    handle: Any
+    """The pool its memory comes from."""
+    is_shared: bool
+    """Whether open graphs use that pool already."""
+    keeps: bool
+    """Whether it was made with ``keep_graph``: torch would leave its instantiation to the first launch."""
+    generators: tuple[torch.Generator, ...] = ()
+
+
+def record(gpu: Gpu, blank: Blank, call: Callable[[], Any]) -> Any:
+    """Capture ``call``; what it returned, at captured addresses.
+
+    Raises :class:`~pytest_cudagraph.errors.CaptureRefusal` for what torch and CUDA refuse; the pool's handle must then
+    not be used for another capture. What is no ``Exception`` (an interrupt, a skip) and our own errors come through
+    as they are.
     """
-    watched, has_ended = _Watched(call), False
+    watched = _Watched(call)
     try:
-        outputs = _capture(gpu, graph, handle, watched)
-        has_ended = True
-        if instantiate:
-            graph.instantiate()
+        outputs = _capture(gpu, blank, watched)
+        if blank.keeps:
+            blank.graph.instantiate()
         gpu.synchronize()
         return outputs
     except BaseException as raised:
-        # Where the model's own error comes out, the context manager has ended the capture without one of its own.
-        recover(gpu, graph, handle, has_ended=has_ended or raised is watched.error)
-        _translate(watched.error or raised, call)
+        recover(gpu, blank)
+        _translate(gpu, watched.error or raised, call)
 
 
-def _capture(gpu: Gpu, graph: Any, handle: Any, call: Callable[[], Any]) -> Any:
+def _capture(gpu: Gpu, blank: Blank, call: Callable[[], Any]) -> Any:
     with warnings.catch_warnings():
         # A graph without a node does nothing: torch warns of it, here it is refused in torch's words.
         warnings.filterwarnings("error", message=_EMPTY_GRAPH)
-        with gpu.capturing(graph, pool=handle):
+        with gpu.capturing(blank.graph, generators=blank.generators, pool=blank.handle):
             try:
                 return call()
             except BaseException:
@@ -64,7 +79,7 @@ def _capture(gpu: Gpu, graph: Any, handle: Any, call: Callable[[], Any]) -> Any:
                 raise
 
 
-def _translate(error: BaseException, call: Callable[[], Any]) -> NoReturn:
+def _translate(gpu: Gpu, error: BaseException, call: Callable[[], Any]) -> NoReturn:
     if isinstance(error, CudagraphError) or not isinstance(error, Exception):
         raise error
-    raise refusal_of(error, diagnose(call) if is_unspecific(error) else None) from error
+    raise refusal_of(error, diagnose(call, gpu.current_stream) if is_unspecific(error) else None) from error

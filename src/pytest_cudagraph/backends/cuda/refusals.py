@@ -2,40 +2,83 @@
 
 from __future__ import annotations
 
-from pytest_cudagraph.backends.cuda.diagnosis import Diagnosis
+from collections.abc import Iterator
+from types import FrameType, TracebackType
+from typing import NamedTuple
+
+from pytest_cudagraph import hazards
+from pytest_cudagraph.backends.cuda.diagnosis import STRAYED, Diagnosis
 from pytest_cudagraph.errors import CaptureRefusal
-from pytest_cudagraph.hazards import CAPTURE_INVALIDATED, CAPTURE_UNSUPPORTED
 from pytest_cudagraph.sources import user_site_of
 
 _CUDA_PREFIXES = ("CUDA error: ", "CUDA driver error: ", "HIP error: ")
 
-# What torch or CUDA say, and the hazard it means. The first text found decides; each was read in torch's sources.
-_TEXTS = (
-    ("Cannot copy between CPU and CUDA tensors during CUDA graph capture", "host-data"),
-    ("generator not in capture mode", "rng"),
-    ("CUDAGeneratorImpl", "rng"),
-    ("Offset increment outside graph capture", "rng"),
-    ("Expected all tensors to be on the same device", "foreign-tensor"),
-    (CAPTURE_UNSUPPORTED.text, "host-sync"),
-)
 _OTHER = "unknown-op"
+_OTHER_STREAM_FIX = (
+    "let the other stream wait for the current one before its work, and the current one for it afterwards "
+    "(wait_stream both ways); make streams and what runs on them outside of the call"
+)
+_NESTED_FIX = "capture the whole call, or replay the inner graph outside of it: a graph holds no launch of another one"
+_PACKAGE_FIX = (
+    "load the package with torch._inductor.aoti_load_package(path, run_single_threaded=True); "
+    "if it was, the model in it waits for the device"
+)
+
+
+class _Known(NamedTuple):
+    """What torch or CUDA say, the hazard it means, and what to do where the catalogue would say too little."""
+
+    text: str
+    hazard: str
+    fix: str = ""
+
+
+# The first text found decides; each was read in torch's sources or in NVIDIA's list of errors.
+_TEXTS = (
+    _Known("Cannot copy between CPU and CUDA tensors during CUDA graph capture", "host-data"),
+    _Known("Cannot prepare for replay during capturing stage", _OTHER, _NESTED_FIX),
+    _Known("generator not in capture mode", "rng"),
+    _Known("CUDAGeneratorImpl", "rng"),
+    _Known("Offset increment outside graph capture", "rng"),
+    _Known("Expected all tensors to be on the same device", "foreign-tensor"),
+    _Known(hazards.CAPTURE_UNSUPPORTED.text, "host-sync"),
+    # 902, 904 to 907 of cudaError_t
+    _Known("merge of separate capture sequences", _OTHER, _OTHER_STREAM_FIX),
+    _Known(hazards.CAPTURE_UNJOINED.text, _OTHER, _OTHER_STREAM_FIX),
+    _Known(hazards.CAPTURE_ISOLATION.text, _OTHER, _OTHER_STREAM_FIX),
+    _Known(hazards.CAPTURE_IMPLICIT.text, _OTHER, _OTHER_STREAM_FIX),
+    _Known("event last recorded in a capturing stream", _OTHER, _OTHER_STREAM_FIX),
+)
+
+_ECHOES = (
+    hazards.CAPTURE_INVALIDATED.text,
+    hazards.CAPTURE_UNJOINED.text,
+    hazards.CAPTURE_ISOLATION.text,
+    hazards.CAPTURE_IMPLICIT.text,
+)
+"""Said of the capture as a whole, or of whatever came after the operation that spoilt it."""
 
 
 def is_unspecific(error: BaseException) -> bool:
-    """Whether CUDA's text leaves open which operation was refused (error 900), or only echoes it (901)."""
-    text = str(error)
-    return CAPTURE_UNSUPPORTED.text in text or CAPTURE_INVALIDATED.text in text
+    """Whether CUDA's text leaves open which operation was refused (error 900), or only echoes it (901 to 906)."""
+    return hazards.CAPTURE_UNSUPPORTED.text in str(error) or _is_echo(error)
 
 
 def refusal_of(error: BaseException, diagnosis: Diagnosis | None = None) -> CaptureRefusal:
     """The refusal that ``error`` amounts to; ``diagnosis`` names the operation where CUDA does not."""
-    hazard = diagnosis.hazard if diagnosis else _hazard_of(str(error))
-    operation = diagnosis.operation if diagnosis else ""
+    known = next((each for each in _TEXTS if each.text in str(error)), _Known("", _OTHER))
+    if _is_threaded_package(error) and is_unspecific(error):
+        return CaptureRefusal(text_of(error), site=user_site_of(error), fix=_PACKAGE_FIX)
+    hazard, fix, operation = known.hazard, known.fix, ""
+    if diagnosis is not None:
+        strayed = diagnosis.hazard == STRAYED
+        hazard, operation = (_OTHER if strayed else diagnosis.hazard), diagnosis.operation
+        fix = _OTHER_STREAM_FIX if strayed else ""
     site = user_site_of(error)
     # An echo is raised by whatever comes next; the operation refused first is the one to look at.
-    if diagnosis and (site is None or CAPTURE_INVALIDATED.text in str(error)):
+    if diagnosis and (site is None or _is_echo(error)):
         site = diagnosis.site
-    return CaptureRefusal(text_of(error), hazard=hazard, operation=operation, site=site)
+    return CaptureRefusal(text_of(error), hazard=hazard, operation=operation, site=site, fix=fix)
 
 
 def text_of(error: BaseException) -> str:
@@ -50,5 +93,17 @@ def text_of(error: BaseException) -> str:
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
 
 
-def _hazard_of(text: str) -> str:
-    return next((hazard for known, hazard in _TEXTS if known in text), _OTHER)
+def _is_echo(error: BaseException) -> bool:
+    return any(text in str(error) for text in _ECHOES)
+
+
+def _is_threaded_package(error: BaseException) -> bool:
+    """Whether the error came out of a package of AOTInductor, whose container by default asks events for threads."""
+    owners = (frame.f_locals.get("self") for frame in _frames(error.__traceback__))
+    return any(type(owner).__name__ == "AOTICompiledModel" for owner in owners)
+
+
+def _frames(traceback: TracebackType | None) -> Iterator[FrameType]:
+    while traceback is not None:
+        yield traceback.tb_frame
+        traceback = traceback.tb_next

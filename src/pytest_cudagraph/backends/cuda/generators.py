@@ -1,0 +1,86 @@
+"""Random generators of a model's own, which torch before 2.14 replays only if it is told of them before a capture."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from types import FunctionType, MethodType, ModuleType
+from typing import Any
+
+import torch
+
+_LIMIT = 100_000
+"""Objects looked at: a model of a hundred thousand parts is found, a whole program is not searched."""
+
+_LEAVES = (type, ModuleType, torch.Tensor, str, bytes, int, float, complex, bool, type(None))
+
+
+def generators_of(device: str, *roots: Any) -> list[torch.Generator]:
+    """The ``torch.Generator`` objects of one device that are reached from ``roots``, each once.
+
+    Looked at are attributes, containers, closures, bound methods, partials, and the globals that a function names.
+    """
+    wanted = torch.device(device)
+    found: dict[int, torch.Generator] = {}
+    seen: dict[int, Any] = {}  # holds what was made on the way, so that no id is used again
+    waiting = list(roots)
+    while waiting and len(seen) < _LIMIT:
+        value = waiting.pop()
+        if id(value) in seen or isinstance(value, _LEAVES):
+            continue
+        seen[id(value)] = value
+        if not isinstance(value, torch.Generator):
+            waiting.extend(_held_by(value))
+        elif value.device == wanted:
+            found[id(value)] = value
+    return list(found.values())
+
+
+@contextmanager
+def states_kept(generators: Iterable[torch.Generator]) -> Iterator[None]:
+    """Warm-up and capture draw from the generators; afterwards they stand where they stood."""
+    states = [(generator, generator.get_state()) for generator in generators]
+    try:
+        yield
+    finally:
+        for generator, state in states:
+            generator.set_state(state)
+
+
+def _held_by(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return list(dict.values(value))
+    if isinstance(value, list | tuple | set | frozenset):
+        return list(value)
+    if isinstance(value, functools.partial):
+        return [value.func, *value.args, *value.keywords.values()]
+    if isinstance(value, MethodType):
+        return [value.__self__, value.__func__]
+    return _held_by_function(value) if isinstance(value, FunctionType) else _attributes(value)
+
+
+def _held_by_function(function: FunctionType) -> list[Any]:
+    cells = [cell.cell_contents for cell in function.__closure__ or () if _is_filled(cell)]
+    # Of the globals only what is a generator or a module of layers: the others lead through the whole program.
+    named = (function.__globals__.get(name) for name in function.__code__.co_names)
+    return [*cells, *(function.__defaults__ or ()), *(value for value in named if _is_part(value))]
+
+
+def _attributes(value: Any) -> list[Any]:
+    try:
+        held = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return []
+    return list(held.values()) if isinstance(held, dict) else []
+
+
+def _is_part(value: Any) -> bool:
+    return isinstance(value, torch.Generator | torch.nn.Module)
+
+
+def _is_filled(cell: Any) -> bool:
+    try:
+        return cell.cell_contents is not None
+    except ValueError:  # a variable that is not bound yet
+        return False

@@ -1,0 +1,86 @@
+"""What is captured, and what a few eager calls tell of it: where outputs have rows, and whether these may be padded."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pytest_cudagraph import inputs, leaves
+from pytest_cudagraph.backends.traps import TrapGuard
+from pytest_cudagraph.inputs import Example
+from pytest_cudagraph.protocols import Backend, Model
+from pytest_cudagraph.runner.independence import Rows, why_dependent
+from pytest_cudagraph.runner.rows import Cut, NoCut, find_cut
+from pytest_cudagraph.state import Undo
+
+_SEED = 0
+"""Of the rows that are put beside the example's: the same in every process."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """What is captured: a model, an example of its arguments, and within which limits."""
+
+    model: Model
+    example: Example
+    batch_dim: Any
+    backend: Backend
+    max_graphs: int | None
+    strict: bool
+    check_rows: bool
+
+    def example_at(self, rows: int) -> Example:
+        """Arguments with this number of rows, in memory of their own."""
+        made = inputs.batch_examples(self.example.args, self.example.kwargs, (rows,), self.batch_dim)
+        return inputs.clone(made[rows])
+
+
+class _Calls:
+    """Eager calls of the model, each from the same state and random state, none of which leaves a trace."""
+
+    def __init__(self, setup: Setup, undo: Undo) -> None:
+        self._setup, self._undo = setup, undo
+        self.is_random = False
+
+    def __call__(self, example: Example) -> Any:
+        backend = self._setup.backend
+        with self._undo.undone(), backend.running():
+            before = leaves.tensors_in(backend.rng_state())
+            output = self._setup.model(*example.args, **example.kwargs)
+            after = leaves.tensors_in(backend.rng_state())
+            self.is_random |= not all(torch.equal(one, two) for one, two in zip(before, after, strict=True))
+            # An output may be state, which is about to be brought back.
+            return leaves.map_tensors(torch.clone, output)
+
+    def guarded(self, example: Example) -> Any:
+        """The same for values that the model may not take, which on a GPU could end the process's work."""
+        with TrapGuard() if self._setup.backend.kind == "cuda" else nullcontext():
+            return self(example)
+
+
+def learn_cut(setup: Setup, undo: Undo, rows: int) -> Cut | NoCut:
+    """How outputs of ``rows`` rows are cut to fewer; or why they cannot, or may not, be."""
+    calls = _Calls(setup, undo)
+    whole, shorter = setup.example_at(rows), setup.example_at(rows - 1)
+    cut = find_cut(calls, whole, shorter, rows)
+    if not setup.check_rows or not isinstance(cut, Cut):
+        return cut
+    kept = max(1, rows // 2)
+    why = why_dependent(
+        calls,
+        calls.guarded,
+        Rows(whole=whole, shorter=shorter, mixed=_mixed(setup, rows, kept), rows=rows, kept=kept),
+        cut,
+        is_random=calls.is_random,
+    )
+    return NoCut(why, is_mixed=True) if why else cut
+
+
+def _mixed(setup: Setup, rows: int, kept: int) -> Example:
+    """The first rows of the example beside new ones."""
+    wider = inputs.fresh(setup.example_at(rows), _SEED)
+    dims = inputs.batched_dims(setup.example.args, setup.example.kwargs, setup.batch_dim)
+    return inputs.beside(setup.example_at(kept), wider, dims)
