@@ -278,3 +278,106 @@ def test_inputs_made_in_inference_mode_serve_too():
     example = sized((tensor,), sizes=[4])[4]
     assert inputs.fresh(example, 1).args[0].shape == (4, 3)
     assert torch.equal(inputs.clone(example).args[0], example.args[0])
+
+
+# --- inputs that an example seldom holds ---
+
+
+def example_of(*args, **kwargs):
+    return Example(args=args, kwargs=kwargs)
+
+
+def adversaries_of(example, dims, seed=1):
+    return dict(inputs.adversaries(example, dims, seed))
+
+
+def test_the_four_kinds_of_adversarial_inputs():
+    example = example_of(torch.randn(3, 4), mask=torch.tensor([True, False, False]))
+    fresh, found = inputs.fresh(example, 1), adversaries_of(example, (0, 0))
+    assert list(found) == ["zeros", "large values", "rows in another order", "a row of NaN"]
+    assert not found["zeros"].args[0].any()
+    assert found["large values"].args[0].abs().max() > 20
+    assert torch.equal(found["rows in another order"].args[0], fresh.args[0].roll(1, 0))
+    assert found["rows in another order"].kwargs["mask"].tolist() == [False, True, False]
+    rows = found["a row of NaN"].args[0]
+    assert rows[2].isnan().all()
+    assert torch.equal(rows[:2], fresh.args[0][:2])
+    assert torch.equal(found["a row of NaN"].kwargs["mask"], example.kwargs["mask"])
+
+
+def test_rows_are_moved_and_spoiled_in_their_own_dimension():
+    found = adversaries_of(example_of(torch.randn(4, 2), torch.randn(2, 4)), (1, None))
+    assert found["a row of NaN"].args[0].isnan().tolist() == [[False, True]] * 4
+    assert not found["a row of NaN"].args[1].isnan().any()
+
+
+KEPT_BY_ALL = {
+    "offsets": torch.tensor([0, 3, 5]),
+    "positions": torch.arange(4).expand(3, 4),
+    "constant": torch.tensor([5, 5, 5]),
+}
+
+
+@pytest.mark.parametrize("tensor", KEPT_BY_ALL.values(), ids=KEPT_BY_ALL.keys())
+def test_what_must_stay_stays_in_adversarial_inputs_too(tensor):
+    assert all(torch.equal(found.args[0], tensor) for found in adversaries_of(example_of(tensor), (0,)).values())
+
+
+def test_no_row_of_an_additive_mask_becomes_nan():
+    mask = torch.tensor([[0.0, -torch.inf], [0.0, 0.0]])
+    assert not adversaries_of(example_of(mask), (0,))["a row of NaN"].args[0].isnan().any()
+
+
+def test_a_tensor_passed_twice_stays_one_in_adversarial_inputs():
+    tensor = torch.randn(2, 3)
+    for found in adversaries_of(example_of(tensor, again=tensor), (0, 0)).values():
+        assert found.args[0] is found.kwargs["again"]
+
+
+def test_rows_are_where_another_batch_size_differs():
+    four, two = example_of(torch.ones(4, 4), torch.ones(3, 4)), example_of(torch.ones(4, 2), torch.ones(3, 2))
+    assert inputs.row_dims(four, 4, two) == (1, 1)
+    assert inputs.row_dims(two, 2, four) == (1, 1)
+    assert inputs.row_dims(four, 4) == (0, None)
+    assert inputs.row_dims(four, 4, example_of([torch.ones(2, 4)])) == (0, None)
+    assert inputs.row_dims(example_of(torch.tensor(1.0), 3), 1) == (None, None)
+
+
+def test_only_whole_numbers_that_tell_no_range_are_lowered():
+    given = (torch.tensor([5, 5]), torch.tensor([3, 4]), torch.tensor(0), torch.ones(2), torch.tensor([True]))
+    found = inputs.lowered(example_of(*given, n=7))
+    assert [tensor.tolist() for tensor in found.args] == [[4, 4], [3, 4], 0, [1.0, 1.0], [True]]
+    assert found.kwargs == {"n": 7}
+    assert inputs.lowered(example_of(torch.tensor([2, 2], dtype=torch.uint8))).args[0].dtype == torch.uint8
+
+
+def test_rows_beside_those_of_a_wider_example():
+    one = example_of(torch.zeros(2, 2), torch.zeros(3), n=1)
+    wider = example_of(torch.ones(2, 4), torch.ones(3), n=1)
+    found = inputs.beside(one, wider, (1, None, None))
+    assert found.args[0].tolist() == [[0.0, 0.0, 1.0, 1.0]] * 2
+    assert found.args[1].tolist() == [0.0] * 3
+    assert wider.args[0].tolist() == [[1.0] * 4] * 2
+
+
+def test_negative_inputs_change_the_sign_of_floats_and_keep_whole_numbers_in_range():
+    floats, whole = torch.tensor([1.0, -2.0, -torch.inf]), torch.tensor([5, 2, 9])
+    assert renewed(floats, like="negative").tolist() == [-1.0, 2.0, -torch.inf]
+    assert set(renewed(whole, like="negative").tolist()) <= set(range(2, 10))
+
+
+@pytest.mark.parametrize("tensor", [torch.arange(12.0).view(3, 4), torch.tensor([[7, 1, 3], [9, 9, 2]])])
+def test_permuted_inputs_hold_the_examples_numbers_in_another_order(tensor):
+    found = renewed(tensor, like="permuted")
+    assert found.shape == tensor.shape
+    assert torch.equal(found.flatten().sort().values, tensor.flatten().sort().values)
+    assert not torch.equal(found, tensor)
+    assert torch.equal(found, renewed(tensor, like="permuted"))
+
+
+def test_permuted_inputs_leave_infinities_and_masks_where_they_are():
+    masked = torch.tensor([1.0, -torch.inf, 3.0, 4.0])
+    found = renewed(masked, like="permuted")
+    assert found[1] == -torch.inf
+    assert set(found[[0, 2, 3]].tolist()) <= {1.0, 3.0, 4.0}
+    assert renewed(torch.tensor([0.0, -1e9]), like="permuted").tolist() == [0.0, -1e9]

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Iterator, Mapping
 
+from pytest_cudagraph.check.adversity import face_adversity
 from pytest_cudagraph.check.compare import Tolerance
 from pytest_cudagraph.check.course import Course, Entrant
+from pytest_cudagraph.check.padding import note_mixed_rows
 from pytest_cudagraph.check.start import Start
-from pytest_cudagraph.inputs import Example
+from pytest_cudagraph.check.weights import require_effect
+from pytest_cudagraph.inputs import Example, row_dims
 from pytest_cudagraph.protocols import Backend, CapturedGraph, Model
 from pytest_cudagraph.values import Agreement, Disagreement
 
@@ -29,16 +33,21 @@ def check_replays(
     rtol: float | None = None,
     atol: float | None = None,
     captured_at: Mapping[str, int] | None = None,
+    captured_for: Callable[[int], Model] | None = None,
     progress: Callable[[str], None] = lambda line: None,
 ) -> dict[int, Agreement | Disagreement]:
-    """Replay every graph against eager, twice, each time on new inputs with poisoned outputs.
+    """Replay every graph against eager, with poisoned outputs, on inputs that are new each time.
 
-    Eager (``eager_for``) runs twice from the same state, inputs and seed: what it does not repeat is not held against
-    the graph. ``torch.testing.assert_close`` judges outputs and the state of ``model``, NaN equal to NaN; ``model`` and
-    generators are afterwards as they were. ``captured_at``, where state lay at capture, explains differences. Raises
+    Two rounds of fresh inputs over all batch sizes, each in an order of its own; then adversarial inputs, parameters
+    changed in place, rows beside other rows; at last the earlier answers are read again and asked for again. Eager
+    (``eager_for``) and replay begin from the same state, inputs and seed; what eager does not repeat is not held
+    against the graph. ``torch.testing.assert_close`` judges outputs and the state of ``model``, NaN equal to NaN;
+    ``model`` and generators are afterwards as they were. ``captured_at``, where state lay at capture, explains
+    differences; ``captured_for`` gives the compiled code that was captured. Raises
     :class:`~pytest_cudagraph.errors.InputError` when eager cannot take fresh inputs and
     :class:`~pytest_cudagraph.errors.CudagraphError` when a replay raises or the state cannot be brought back.
     """
+    tolerance = Tolerance(rtol=rtol, atol=atol)
     with Start(model, examples.values(), backend) as start:
         moved = start.moved_since(captured_at or {})
         courses = {
@@ -46,24 +55,44 @@ def check_replays(
                 Entrant(
                     batch_size=batch_size,
                     graph=graph,
-                    eager=eager_for(batch_size),
+                    eager=(eager := eager_for(batch_size)),
+                    captured=captured_for(batch_size) if captured_for else eager,
                     example=examples[batch_size],
+                    dims=row_dims(examples[batch_size], batch_size, _neighbour(examples, batch_size)),
                     start=start,
-                    tolerance=Tolerance(rtol=rtol, atol=atol),
+                    tolerance=tolerance,
                     moved=moved,
                 )
             )
             for batch_size, graph in graphs.items()
         }
-        for batch_size, trial_seed in _trials(sorted(graphs), seed):
-            progress(f"check batch {batch_size}")
-            courses[batch_size].trial(trial_seed)
+        _run(courses, random.Random(seed), progress)
     return {batch_size: course.result() for batch_size, course in courses.items()}
 
 
-def _trials(batch_sizes: list[int], seed: int) -> Iterator[tuple[int, int]]:
+def _run(courses: Mapping[int, Course], generator: random.Random, progress: Callable[[str], None]) -> None:
+    sizes = sorted(courses)
+    for batch_size, trial_seed in _trials(sizes, generator):
+        progress(f"check batch {batch_size}")
+        courses[batch_size].trial(trial_seed)
+    for batch_size in generator.sample(sizes, len(sizes)):
+        progress(f"check batch {batch_size}: adversarial inputs, changed parameters")
+        face_adversity(courses[batch_size])
+        require_effect(courses[batch_size])
+    for smaller, wider in itertools.pairwise(sizes):
+        note_mixed_rows(courses[smaller], courses[wider])
+    for batch_size in generator.sample(sizes, len(sizes)):
+        progress(f"check batch {batch_size}: earlier answers")
+        courses[batch_size].reread()
+
+
+def _trials(batch_sizes: list[int], generator: random.Random) -> Iterator[tuple[int, int]]:
     """``(batch size, seed of the trial)``: every size once a round, in an order of its own each round."""
-    generator = random.Random(seed)
     for _ in range(_ROUNDS):
         for batch_size in generator.sample(batch_sizes, len(batch_sizes)):
             yield batch_size, generator.getrandbits(31)
+
+
+def _neighbour(examples: Mapping[int, Example], batch_size: int) -> Example | None:
+    """An example of another batch size, which shows where the rows are."""
+    return next((example for size, example in examples.items() if size != batch_size), None)

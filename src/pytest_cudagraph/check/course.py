@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pytest_cudagraph import inputs, leaves
 from pytest_cudagraph.check import answers
 from pytest_cudagraph.check.compare import Difference, Tolerance, same_bits
-from pytest_cudagraph.check.diagnosis import Suspect, explain
-from pytest_cudagraph.check.start import Answer, Start
-from pytest_cudagraph.errors import CudagraphError, InputError
+from pytest_cudagraph.check.diagnosis import Suspect, because, explain
+from pytest_cudagraph.check.start import Answer, Start, is_same_random_state
+from pytest_cudagraph.errors import CudagraphError, DeadTensorError, InputError
 from pytest_cudagraph.inputs import Example
 from pytest_cudagraph.protocols import CapturedGraph, Model
 from pytest_cudagraph.values import Agreement, Disagreement
@@ -28,11 +28,26 @@ class Entrant:
     batch_size: int
     graph: CapturedGraph
     eager: Model
+    captured: Model
+    """What the graph was captured from: compiled code, or eager itself."""
     example: Example
+    dims: Sequence[int | None]
+    """For each leaf of the example the dimension of its rows; None where it has none."""
     start: Start
     tolerance: Tolerance
     moved: tuple[str, ...]
     """State that lies at another address than at capture."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """One question and both answers. ``noise``: how far two runs of eager lie apart, by place."""
+
+    example: Example
+    seed: int
+    eager: Answer
+    replay: Answer
+    noise: Mapping[str, float]
 
 
 class Course:
@@ -41,27 +56,109 @@ class Course:
     def __init__(self, entrant: Entrant) -> None:
         self.entrant = entrant
         self.disagreement: Disagreement | None = None
+        self.last: Asked | None = None
+        """The last question on ordinary inputs that replay answered as eager did."""
+        self.adversaries: list[str] = []
+        """The kinds of adversarial inputs that replay answered as eager did."""
+        self.is_repeatable = True
+        """Whether eager has given the same bits twice each time."""
+        self._previous: Answer | None = None
         self._eager: list[Answer] = []
         self._examples: list[Example] = []
-        self._bit_exact = self._repeatable = True
+        self._bit_exact = True
+        self._replays = 0
         self._notes: dict[str, None] = {}  # a set that keeps its order
         self._before = entrant.start.tensors
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether a difference was found: nothing more is tried then."""
+        return self.disagreement is not None
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether the graph holds compiled code, whose numbers are its own."""
+        return self.entrant.captured is not self.entrant.eager
+
     def trial(self, seed: int) -> None:
         """Run eager twice and replay once, on fresh inputs from the same start. Does nothing after a difference."""
-        if self.disagreement is not None:
+        if self.has_ended:
             return
-        example = inputs.fresh(self.entrant.example, seed)
+        example = self._unlike_before(inputs.fresh(self.entrant.example, seed), seed)
         eager, again = self._run_eager(example, seed), self._run_eager(example, seed)
         difference = answers.unrepeatable(eager, again, self._before, self.entrant.tolerance)
         if difference is None:
             noise = answers.noise_of(eager, again, self._before)
             self._observe(eager, again, noise)
-            difference = self._replay(example, seed, eager, noise)
+            question = Asked(example=example, seed=seed, eager=eager, replay=eager, noise=noise)
+            difference = self.replayed(question)
         self._eager.append(eager)
         self._examples.append(example)
         if difference is not None:
-            self.disagreement = self._disagree(difference)
+            self.end_with(difference)
+
+    def replayed(self, question: Asked, *, is_ordinary: bool = True) -> Difference | None:
+        """Poison, replay, and hold the answer against the question's ``eager``.
+
+        An ordinary question on which they agree becomes :attr:`last`: what comes later builds on it.
+        """
+        graph, start = self.entrant.graph, self.entrant.start
+        # Poisoned before the state is brought back: an output may share its memory with state.
+        start.poison(graph)
+        launched = graph.replays
+        try:
+            replay = self.launched(lambda: start.answer(graph, question.example, question.seed))
+        except DeadTensorError as error:
+            return self._circumstances(_dead(error), question.eager)
+        if graph.replays <= launched:
+            return Difference(where="graph", message="the call returned without launching the graph")
+        eager, tolerance = question.eager, self.entrant.tolerance
+        difference = answers.first_difference(eager, replay, self._before, tolerance, question.noise)
+        if difference is None:
+            difference = self._other_generators(eager, replay)
+        if difference is None:
+            self._bit_exact &= answers.is_bit_exact(eager, replay, self._before)
+            self.last = replace(question, replay=replay) if is_ordinary else self.last
+            self._previous = eager
+            return None
+        suspects = self._suspects(question.example, question.seed)
+        told = explain(difference, eager, replay, lambda: start.poison(graph), suspects)
+        return self._circumstances(told, eager)
+
+    def launched(self, launch: Callable[[], Answer]) -> Answer:
+        """One more replay. Raises :class:`CudagraphError` from what it raises."""
+        self._replays += 1
+        try:
+            return launch()
+        except DeadTensorError:
+            raise  # a verdict on the model
+        except (RuntimeError, CudagraphError) as error:
+            raise CudagraphError(f"batch {self.entrant.batch_size}: replay raised {_told(error)}") from error
+
+    def reread(self) -> None:
+        """See that copies of the last answer still hold, and ask the same again: what came between changes nothing."""
+        asked = self.last
+        if asked is None or self.has_ended:
+            return
+        difference = answers.first_difference(
+            asked.eager, asked.replay, self._before, self.entrant.tolerance, asked.noise
+        )
+        if difference is not None:
+            message = "a copy of an earlier answer holds other values now: a later replay wrote to memory not its own"
+            self.end_with(because(difference, message))
+            return
+        difference = self.replayed(asked)
+        if difference is not None:
+            message = "the same inputs give another answer after replays of other inputs and batch sizes"
+            self.end_with(because(difference, message))
+
+    def note(self, text: str) -> None:
+        """What weakens or qualifies the proof; each text once."""
+        self._notes[text] = None
+
+    def end_with(self, difference: Difference) -> None:
+        """The verdict: replay differs from eager."""
+        self.disagreement = self._disagree(difference)
 
     def result(self) -> Agreement | Disagreement:
         """What the trials have shown."""
@@ -71,13 +168,14 @@ class Course:
         last = self._eager[-1]
         return Agreement(
             batch_size=self.entrant.batch_size,
-            replays=len(self._eager),
+            replays=self._replays,
             leaves=answers.count_tensors(last),
             state_tensors=len(self.entrant.start.tensors),
             bit_exact=self._bit_exact,
-            eager_repeatable=self._repeatable,
+            eager_repeatable=self.is_repeatable,
             not_compared=(*answers.opaque_places(last), *self.entrant.start.not_seen),
             notes=tuple(self._notes),
+            adversaries=tuple(self.adversaries),
         )
 
     def _run_eager(self, example: Example, seed: int) -> Answer:
@@ -91,20 +189,32 @@ class Course:
                 "  whole numbers are the example's own: give an example that spans what the model takes"
             ) from error
 
-    def _replay(self, example: Example, seed: int, eager: Answer, noise: dict[str, float]) -> Difference | None:
-        graph, start = self.entrant.graph, self.entrant.start
-        launched = graph.replays
-        # Poisoned before the state is brought back: an output may share its memory with state.
-        start.poison(graph)
-        replay = self._launch(example, seed)
-        if graph.replays <= launched:
-            return Difference(where="graph", message="the call returned without launching the graph")
-        difference = answers.first_difference(eager, replay, self._before, self.entrant.tolerance, noise)
-        if difference is None:
-            self._bit_exact &= answers.is_bit_exact(eager, replay, self._before)
+    def _unlike_before(self, example: Example, seed: int) -> Example:
+        """Where nothing could be drawn anew, a single whole number less by one, if eager takes it; else as it is."""
+        if not self._examples or not has_same_inputs(example, self._examples[-1]):
+            return example
+        other = inputs.lowered(example)
+        try:
+            is_taken = not answers.nan_places(self.entrant.start.answer(self.entrant.eager, other, seed))
+        # Whatever the user's model raises: it does not take that number, and the example's own is left.
+        except Exception:
+            return example
+        return other if is_taken else example
+
+    def _other_generators(self, eager: Answer, replay: Answer) -> Difference | None:
+        """Whether the next random number after a replay is another than after eager."""
+        if is_same_random_state(eager.generators, replay.generators):
             return None
-        told = explain(difference, eager, replay, lambda: start.poison(graph), self._suspects(example, seed))
-        return self._circumstances(told, eager)
+        if self.entrant.graph.receipt.opaque_regions:
+            self.note("compiled code leaves the random generators elsewhere than eager: later numbers differ")
+            return None
+        drew = {True: "draws", False: "draws nothing"}
+        return Difference(
+            where="the random generators",
+            message="they stand elsewhere after a replay than after eager",
+            evidence=(f"eager {drew[eager.random]}, replay {drew[replay.random]}",),
+            finding_id="rng",
+        )
 
     def _circumstances(self, difference: Difference, eager: Answer) -> Difference:
         """What else is known to part replay from eager here."""
@@ -124,17 +234,11 @@ class Course:
             evidence = (*evidence, _OTHER_RANDOM_NUMBERS)
         return replace(difference, evidence=evidence, finding_id=finding_id)
 
-    def _launch(self, example: Example, seed: int) -> Answer:
-        try:
-            return self.entrant.start.answer(self.entrant.graph, example, seed)
-        except (RuntimeError, CudagraphError) as error:
-            raise CudagraphError(f"batch {self.entrant.batch_size}: replay raised {_told(error)}") from error
-
     def _suspects(self, example: Example, seed: int) -> Iterator[Suspect]:
         """Other questions that the replay may have answered, the likelier ones first."""
         entrant = self.entrant
-        if self._eager:
-            previous = self._eager[-1]
+        previous = self._previous
+        if previous is not None:
             yield Suspect(
                 message="stale input: replay gives eager's answer to the previous inputs", answer=lambda: previous
             )
@@ -145,29 +249,26 @@ class Course:
 
     def _observe(self, eager: Answer, again: Answer, noise: dict[str, float]) -> None:
         """Note what weakens or qualifies the proof."""
-        self._repeatable &= answers.is_bit_exact(eager, again, self._before)
+        self.is_repeatable &= answers.is_bit_exact(eager, again, self._before)
         for where in answers.nan_places(eager):
-            self._note(f"eager itself gives NaN in {where}; NaN counts as equal to NaN")
+            self.note(f"eager itself gives NaN in {where}; NaN counts as equal to NaN")
         for name in eager.inputs:
-            self._note(f"eager changes its argument {name} in place; replay changes the graph's copy of it")
+            self.note(f"eager changes its argument {name} in place; replay changes the graph's copy of it")
         if eager.python:
-            self._note("eager changes Python values of the model, which replay leaves as they are")
+            self.note("eager changes Python values of the model, which replay leaves as they are")
         if noise:
             where = max(noise, key=lambda place: noise[place])
-            self._note(
+            self.note(
                 "eager is not repeatable: two runs from the same state, inputs and seed differ, most in "
                 f"{where}; twice the difference was allowed"
             )
 
     def _look_back(self) -> None:
         first, last = self._eager[0], self._eager[-1]
-        if _same_inputs(self._examples[0], self._examples[-1]):
-            self._note("the inputs hold nothing that could be drawn anew: a replay on stale inputs could not be seen")
+        if has_same_inputs(self._examples[0], self._examples[-1]):
+            self.note("the inputs hold nothing that could be drawn anew: a replay on stale inputs could not be seen")
         elif last.outputs and answers.has_same_outputs(first, last):
-            self._note("outputs do not depend on the inputs: a replay on stale inputs could not be seen")
-
-    def _note(self, text: str) -> None:
-        self._notes[text] = None
+            self.note("outputs do not depend on the inputs: a replay on stale inputs could not be seen")
 
     def _disagree(self, difference: Difference) -> Disagreement:
         return Disagreement(
@@ -179,9 +280,16 @@ class Course:
         )
 
 
-def _same_inputs(first: Example, second: Example) -> bool:
+def has_same_inputs(first: Example, second: Example) -> bool:
+    """Whether two examples hold the same bits."""
     ones, others = (leaves.tensors_in((example.args, example.kwargs)) for example in (first, second))
     return all(same_bits(one, other) for one, other in zip(ones, others, strict=True))
+
+
+def _dead(error: DeadTensorError) -> Difference:
+    message, *evidence = str(error).splitlines()
+    told = tuple(line.strip() for line in evidence)
+    return Difference(where="graph", message=message, evidence=told, finding_id="rebinds-state")
 
 
 def _told(error: BaseException) -> str:

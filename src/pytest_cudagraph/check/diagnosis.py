@@ -31,11 +31,11 @@ def explain(
     if not isinstance(expected, torch.Tensor) or not isinstance(found, torch.Tensor) or not found.numel():
         return difference
     if _is_poison(found, replay.held[where], poison):
-        return _because(difference, "replay did not write this output: it still holds what it was poisoned with")
+        return because(difference, "replay did not write this output: it still holds what it was poisoned with")
     for suspect in suspects:
         other = suspect.answer().outputs.get(where)
         if _explains(other, expected, found):
-            return _because(difference, suspect.message)
+            return because(difference, suspect.message)
     return difference
 
 
@@ -59,5 +59,6 @@ def _is_poison(found: torch.Tensor, held: torch.Tensor, poison: Callable[[], Non
     return same_bits(found, first.expand(found.numel()).reshape(found.shape)) and same_bits(found, held)
 
 
-def _because(difference: Difference, message: str) -> Difference:
+def because(difference: Difference, message: str) -> Difference:
+    """The difference under its cause; what it was told as becomes evidence."""
     return replace(difference, message=message, evidence=(difference.message, *difference.evidence))

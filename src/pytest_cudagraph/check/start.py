@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -38,6 +38,8 @@ class Answer:
     """Arguments that the call changed in place."""
     random: bool
     """Whether the call drew random numbers."""
+    generators: Any
+    """Where the call left the random generators."""
 
 
 class Start:
@@ -47,23 +49,57 @@ class Start:
         self._model, self._backend = model, backend
         self._snapshot = Snapshot.take(model, extras=opaque_arguments(examples))
         self._rng = backend.rng_state()
-        self._nouns = _nouns(model, self._snapshot.live())
+        self._live = self._snapshot.live()
+        self._nouns = _nouns(model, self._live)
         self.tensors = {self._noun(name): tensor for name, tensor in self._snapshot.tensors().items()}
         """The state itself; not to be written to."""
+        self.traps = backend.kind == "cuda"
+        """Whether an operation on values that it cannot take may end the device's work for the whole process."""
         self.not_seen = tuple(f"state {name!r}" for name in self._snapshot.not_seen)
         """State that can be neither compared nor brought back."""
 
-    def answer(self, call: Model, example: Example, seed: int) -> Answer:
-        """Call from this state on a copy of ``example``, with the generators seeded."""
+    def answer(self, call: Model, example: Example, seed: int, *, change: Callable[[], None] | None = None) -> Answer:
+        """Call from this state on a copy of ``example``, with the generators seeded.
+
+        ``change`` changes the state before the call; what the call does to it is then not recorded.
+        """
         self._snapshot.restore()
-        torch.manual_seed(seed)
+        if change is not None:
+            with self._backend.running():
+                change()
+        self._seed(seed)
         seeded = self._backend.rng_state()
         given = inputs.clone(example)
         with self._backend.running():
             output = call(*given.args, **given.kwargs)
         self._backend.synchronize()
-        drew = not _is_same_random_state(self._backend.rng_state(), seeded)
-        return self._record(output, _changed_arguments(example, given), drew)
+        generators = self._backend.rng_state()
+        found, structure = leaves.flatten(output)
+        held = {f"output{path}": leaf for path, leaf in zip(leaves.paths(structure), found, strict=True)}
+        done = self._done() if change is None else _NOTHING_DONE
+        return Answer(
+            structure=structure,
+            outputs={where: _copy(leaf) for where, leaf in held.items()},
+            held=held,
+            state=done.state,
+            rebound=done.rebound,
+            python=done.python,
+            inputs=_changed_arguments(example, given),
+            random=not is_same_random_state(generators, seeded),
+            generators=generators,
+        )
+
+    def _seed(self, seed: int) -> None:
+        # Not torch.manual_seed: for each kind of device that is not there it formats a traceback, milliseconds a call.
+        torch.default_generator.manual_seed(seed)
+        if self._backend.kind == "cuda":
+            torch.cuda.manual_seed_all(seed)
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """The floating parameters, themselves, which a change in place can be tried on; buffers where none is there."""
+        found = {name: tensor for name, tensor in self._live.items() if _can_change(tensor)}
+        parameters = {name: tensor for name, tensor in found.items() if isinstance(tensor, nn.Parameter)}
+        return {self._noun(name): tensor for name, tensor in (parameters or found).items()}
 
     def poison(self, graph: CapturedGraph) -> None:
         """Make the outputs of earlier replays unreadable."""
@@ -93,7 +129,7 @@ class Start:
         self._snapshot.restore()
         self._backend.set_rng_state(self._rng)
         left = _all_names(self._snapshot.changes())
-        if not _is_same_random_state(self._backend.rng_state(), self._rng):
+        if not is_same_random_state(self._backend.rng_state(), self._rng):
             left.append("the random generators")
         if left:
             raise CudagraphError(f"the check could not bring the model back to its state before: {', '.join(left)}")
@@ -101,21 +137,33 @@ class Start:
     def _noun(self, name: str) -> str:
         return self._nouns.get(name, f"state {name!r}")
 
-    def _record(self, output: Any, changed_arguments: tuple[str, ...], drew: bool) -> Answer:
-        found, structure = leaves.flatten(output)
-        held = {f"output{path}": leaf for path, leaf in zip(leaves.paths(structure), found, strict=True)}
+    def _done(self) -> _Done:
         changes, now = self._snapshot.changes(), self._snapshot.live()
         names = (*changes.written, *changes.rebound, *changes.added, *changes.removed)
-        return Answer(
-            structure=structure,
-            outputs={where: _copy(leaf) for where, leaf in held.items()},
-            held=held,
+        return _Done(
             state={self._noun(name): _copy(now.get(name)) for name in names},
             rebound=frozenset(self._noun(name) for name in (*changes.rebound, *changes.added)),
             python=(*changes.python, *changes.training),
-            inputs=changed_arguments,
-            random=drew,
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Done:
+    """What a call did to the state; the fields are those of :class:`Answer`."""
+
+    state: Mapping[str, torch.Tensor | None]
+    rebound: frozenset[str]
+    python: tuple[str, ...]
+
+
+_NOTHING_DONE = _Done(state={}, rebound=frozenset(), python=())
+
+
+def _can_change(tensor: torch.Tensor) -> bool:
+    is_floating = tensor.is_floating_point() or tensor.is_complex()
+    # The eight-bit floats know little arithmetic; torch writes to no expanded tensor, and meta holds nothing.
+    is_expanded = any(step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True))
+    return is_floating and tensor.itemsize > 1 and tensor.numel() > 0 and not is_expanded and not tensor.is_meta
 
 
 def _nouns(model: Model, live: Mapping[str, torch.Tensor]) -> dict[str, str]:
@@ -145,7 +193,8 @@ def _named_arguments(example: Example) -> dict[str, torch.Tensor]:
     return {name: leaf for name, leaf in named if isinstance(leaf, torch.Tensor)}
 
 
-def _is_same_random_state(first: Any, second: Any) -> bool:
+def is_same_random_state(first: Any, second: Any) -> bool:
+    """Whether two states of all generators, as a backend gives them, are equal."""
     pairs = zip(leaves.tensors_in(first), leaves.tensors_in(second), strict=True)
     return all(torch.equal(one, other) for one, other in pairs)
 

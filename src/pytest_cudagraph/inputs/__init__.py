@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pytest_cudagraph.inputs.adversarial import adversaries, beside, lowered, row_dims
 from pytest_cudagraph.inputs.example import Example, check_device, clone
 from pytest_cudagraph.inputs.fresh import fresh
 from pytest_cudagraph.inputs.resize import (
@@ -16,12 +17,16 @@ from pytest_cudagraph.inputs.resize import (
 __all__ = [
     "Example",
     "Resizing",
+    "adversaries",
     "batch_examples",
     "batched_dims",
+    "beside",
     "check_device",
     "check_sizes",
     "clone",
     "example_batch_size",
     "fresh",
+    "lowered",
     "resizing",
+    "row_dims",
 ]

@@ -8,7 +8,7 @@ import torch
 
 from pytest_cudagraph.inputs.example import Example, filled_like, map_example
 
-Like = Literal["random", "zeros", "large"]
+Like = Literal["random", "zeros", "negative", "large", "permuted"]
 
 _LARGE_RATIO = 100.0
 """How much wider than the example ``large`` values spread: enough to leave the linear part of activations."""
@@ -22,7 +22,8 @@ def fresh(example: Example, seed: int, *, like: Like = "random") -> Example:
 
     Floats are normal with the example's own mean and spread, within its range, and never NaN. Integers are drawn
     from the example's own range. Booleans, masks and ascending integers (positions, offsets) stay as they are.
-    ``zeros`` and ``large`` give floats of 0 and of 100 times the spread. torch's own random state stays untouched.
+    ``zeros`` and ``large`` give floats of 0 and of 100 times the spread, ``negative`` the example's floats with their
+    signs changed, ``permuted`` the example's own numbers in another order. torch's own random state stays untouched.
     """
     # On the CPU whatever the device, so that a seed means the same inputs everywhere.
     generator = torch.Generator().manual_seed(seed)
@@ -45,13 +46,21 @@ def _values(tensor: torch.Tensor, generator: torch.Generator, like: Like) -> tor
 def _floats(old: torch.Tensor, dtype: torch.dtype, generator: torch.Generator, like: Like) -> torch.Tensor:
     """``old`` and the result in double precision: a mean over half-precision values overflows."""
     usable = old[old.isfinite()]
-    if usable.numel() == 0 or _is_mask(old):
+    if usable.numel() == 0 or is_additive_mask(old):
         return old.nan_to_num(nan=0.0, posinf=torch.inf, neginf=-torch.inf)
     if like == "zeros":
         new = torch.zeros_like(old)
+    elif like == "negative":
+        new = -old
+    elif like == "permuted":
+        new = _permuted(torch.where(old.isfinite(), old, usable[0]), generator)
     else:
         new = _drawn(old, usable, dtype, generator, like)
     return torch.where(old.isinf(), old, new)  # an infinity is a mask among numbers: it stays where it was
+
+
+def _permuted(old: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    return old.flatten()[torch.randperm(old.numel(), generator=generator)].view(old.shape)
 
 
 def _drawn(
@@ -72,7 +81,8 @@ def _drawn(
     return (mean + spread * normal).clamp(low, high)
 
 
-def _is_mask(old: torch.Tensor) -> bool:
+def is_additive_mask(old: torch.Tensor) -> bool:
+    """Whether finite or not, it holds 0 and one very negative number only."""
     low = old.min()
     return bool(low <= _MASKED_BELOW) and bool(((old == 0) | (old == low)).all())
 
@@ -81,10 +91,16 @@ def _integers(old: torch.Tensor, generator: torch.Generator, like: Like) -> torc
     low, high = int(old.min()), int(old.max())
     # Ascending rows are positions or offsets: drawn anew they would repeat, and writes to a cache would collide.
     # Zeros and ones are a mask, see the booleans.
-    ascending = old.ndim > 0 and old.shape[-1] > 1 and bool((old[..., 1:] >= old[..., :-1]).all())
-    if low == high or ascending or (low, high) == (0, 1):
+    if low == high or is_ascending(old) or (low, high) == (0, 1):
         return old
     if like == "zeros":
         return torch.full_like(old, low)
+    if like == "permuted":
+        return _permuted(old, generator)
     above = min(high + 1, torch.iinfo(torch.int64).max)
     return torch.randint(low, above, old.shape, generator=generator, dtype=torch.int64)
+
+
+def is_ascending(old: torch.Tensor) -> bool:
+    """Whether every row of more than one number ascends: positions, offsets."""
+    return old.ndim > 0 and old.shape[-1] > 1 and bool((old[..., 1:] >= old[..., :-1]).all())

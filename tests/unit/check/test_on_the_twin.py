@@ -104,13 +104,48 @@ class Grows(nn.Module):
 
 @pytest.mark.parametrize(
     ("model", "where", "hazard"),
-    [(Counter(), "output", "stateful-python"), (Grows(), "state 'total'", "rebinds-state")],
+    [(Counter(), "output", "stateful-python"), (Grows(), "graph", "rebinds-state")],
     ids=["counter", "rebound state"],
 )
 def test_silent_hazards_make_the_twin_differ(model, where, hazard):
     found = check_model(model, torch.ones(1, 4))
     assert all(isinstance(verdict, Disagreement) for verdict in found.values())
     assert {(verdict.where, verdict.finding_id) for verdict in found.values()} == {(where, hazard)}
+
+
+class Transposed(nn.Module):
+    """Keeps a copy of its weight, made anew when the weight is another version."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3, 4))
+        self.version, self.copy = -1, None
+
+    def forward(self, x):
+        if self.version != self.weight._version:
+            self.version, self.copy = self.weight._version, self.weight.t().contiguous()
+        return x @ self.copy
+
+
+def test_a_copy_of_a_weight_that_eager_makes_anew_is_caught():
+    model = Transposed()
+    with torch.inference_mode():
+        model(torch.ones(1, 4))
+    found = check_model(model, torch.randn(1, 4))
+    assert all(isinstance(verdict, Disagreement) for verdict in found.values())
+
+
+def test_every_kind_of_inputs_is_tried_on_the_twin_and_rows_are_seen_to_be_independent():
+    model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 3)).eval()
+    found = check_model(model, torch.randn(1, 4))
+    every = ("zeros", "large values", "rows in another order", "a row of NaN")
+    assert [found[size].adversaries for size in (4, 2, 1)] == [every, every, (every[0], every[1], every[3])]
+    assert all(verdict.notes == () for verdict in found.values())
+
+
+def test_a_norm_over_the_batch_is_noted_on_the_twin():
+    found = check_model(BatchNorm().train(), torch.randn(1, 4, 6))
+    assert ["rows are not independent" in " ".join(found[size].notes) for size in (1, 2, 4)] == [True, True, False]
 
 
 def test_weights_replaced_after_capture_are_caught():

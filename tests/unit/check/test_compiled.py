@@ -1,0 +1,67 @@
+"""The check on real compiled code, whose numbers and whose weights may be its own."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch._inductor.config
+from torch import nn
+
+from pytest_cudagraph import inputs
+from pytest_cudagraph.backends import open_backend
+from pytest_cudagraph.capture import capture_batches
+from pytest_cudagraph.check import check_replays
+from pytest_cudagraph.compile import compile_model
+from pytest_cudagraph.values import Agreement
+
+SIZES = (1, 4)
+
+OWN_WEIGHTS = (
+    "the compiled code holds weights of its own (a package, or frozen weights): an in-place change of the eager "
+    "model's parameters is not seen"
+)
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
+
+
+class Normed(nn.Module):
+    """Enough to be fused: norms and activations round otherwise under a compiler."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(8, 32), nn.LayerNorm(32), nn.Linear(32, 4)
+
+    def forward(self, x):
+        return torch.softmax(self.last(nn.functional.gelu(self.norm(self.first(x)))), -1)
+
+
+def check_compiled(mode, folder):
+    torch.manual_seed(0)
+    model, backend = Normed().eval(), open_backend("cpu")
+    examples = inputs.batch_examples((torch.randn(1, 8),), {}, SIZES)
+    with compile_model(model, examples, mode, backend, cache_dir=folder) as compiled, backend.pool() as pool:
+        captures = capture_batches(compiled.call_for, examples, pool, model=model, backend=backend)
+        return check_replays(
+            captures.graphs,
+            lambda _: model,
+            examples,
+            model=model,
+            backend=backend,
+            seed=3,
+            captured_at=captures.addresses,
+            captured_for=compiled.call_for,
+        )
+
+
+@pytest.mark.parametrize(("mode", "notes"), [("inductor", ()), ("aot", (OWN_WEIGHTS,))])
+def test_compiled_code_agrees_and_says_whether_it_follows_its_parameters(mode, notes, tmp_path):
+    found = check_compiled(mode, tmp_path)
+    assert all(isinstance(each, Agreement) for each in found.values())
+    assert {each.notes for each in found.values()} == {notes}
+    assert found[4].adversaries == ("zeros", "large values", "rows in another order", "a row of NaN")
+
+
+def test_frozen_weights_are_told(tmp_path):
+    with torch._inductor.config.patch(freezing=True):
+        found = check_compiled("inductor", tmp_path)
+    assert {each.notes for each in found.values()} == {(OWN_WEIGHTS,)}
