@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         DeadTensorError,
         DeviceUnavailable,
         EagerFailed,
+        FineGateWarning,
         GraphTestFailure,
         InconclusiveWarning,
         InputError,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
         SpeedupTooLow,
         TooManyKernels,
     )
+    from pytest_cudagraph.gate import judge_speedup
     from pytest_cudagraph.integrated import (
         CompilerStatistics,
         InferenceResult,
@@ -41,16 +43,20 @@ if TYPE_CHECKING:
         OptimizedModel,
         create_integrated_compiler,
     )
+    from pytest_cudagraph.measure import Arms, Bounds, PerfCounterClock, measure_arms
     from pytest_cudagraph.monitor import PerfCard, PerfMonitor
     from pytest_cudagraph.runner import GraphRunner, RunnerStatistics
-    from pytest_cudagraph.values import BatchReport, Finding, GraphReport, Verdict
+    from pytest_cudagraph.stopping import EvidenceRule
+    from pytest_cudagraph.values import BatchReport, Finding, GraphReport, Judgement, Timing, Verdict
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Arms",
     "AuditFailed",
     "BaselineError",
     "BatchReport",
+    "Bounds",
     "CaptureFailed",
     "CaptureRefusal",
     "CompileFailed",
@@ -60,7 +66,9 @@ __all__ = [
     "DeadTensorError",
     "DeviceUnavailable",
     "EagerFailed",
+    "EvidenceRule",
     "Finding",
+    "FineGateWarning",
     "GraphReport",
     "GraphRunner",
     "GraphTestFailure",
@@ -68,10 +76,12 @@ __all__ = [
     "InferenceResult",
     "InputError",
     "IntegratedAOTCompiler",
+    "Judgement",
     "ModelStatistics",
     "NotProven",
     "OptimizedModel",
     "PerfCard",
+    "PerfCounterClock",
     "PerfMonitor",
     "ReplayMismatch",
     "RevisionError",
@@ -79,13 +89,24 @@ __all__ = [
     "SlowerThanBase",
     "SlowerThanBaseline",
     "SpeedupTooLow",
+    "Timing",
     "TooManyKernels",
     "Verdict",
     "compile_model",
     "create_integrated_compiler",
+    "judge_speedup",
+    "measure_arms",
 ]
 
 _HOMES = {
+    "Arms": "measure",
+    "Bounds": "measure",
+    "PerfCounterClock": "measure",
+    "measure_arms": "measure",
+    "EvidenceRule": "stopping",
+    "judge_speedup": "gate",
+    "Judgement": "values",
+    "Timing": "values",
     "compile_model": "compile",
     "CompilerStatistics": "integrated",
     "InferenceResult": "integrated",

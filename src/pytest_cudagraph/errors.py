@@ -22,6 +22,7 @@
     ├── CompileTimeout                    inside compile: past its time limit; becomes CompileFailed
     └── CaptureRefusal                    inside backends: why a capture cannot be; becomes CaptureFailed
     InconclusiveWarning (UserWarning)     the time budget ended before the evidence was enough
+    FineGateWarning (UserWarning)         a gate finer than what the machine can tell
 
 Public classes carry ``pytest_cudagraph`` as their module, so that a traceback shows the name a user imports.
 """
@@ -134,10 +135,15 @@ class InconclusiveWarning(UserWarning):
     """The time budget ended before the evidence said pass or fail."""
 
 
+class FineGateWarning(UserWarning):
+    """A test asks for a gate that is finer than the noise of this machine."""
+
+
 for _public in (
     CudagraphError, InputError, DeviceUnavailable, BaselineError, RevisionError,
     CaptureRefusal, CompileTimeout, DeadTensorError,
     GraphTestFailure, EagerFailed, AuditFailed, CompileFailed, CaptureFailed, ReplayMismatch,
     SpeedupTooLow, SlowerThanBaseline, SlowerThanBase, TooManyKernels, NotProven, InconclusiveWarning,
+    FineGateWarning,
 ):  # fmt: skip
     _public.__module__ = "pytest_cudagraph"

@@ -20,9 +20,6 @@ if TYPE_CHECKING:
 
 _DEFAULT_BUDGET_S = 10.0
 
-_TOLERANCE = 0.005
-"""What a gate allows for systematic errors of timing: nothing smaller is told, however long one measures."""
-
 _UNFIT_DETECTABLE = 0.05
 """Where only more than this can be seen, a gate at the usual 5 to 10 % decides nothing."""
 
@@ -100,11 +97,13 @@ def _measured(option: str, budget_s: float) -> tuple[PerfCard, list[NoiseFloor]]
 
 
 def _row(floor: NoiseFloor) -> list[str]:
+    from pytest_cudagraph.pipeline.noise import TOLERANCE_RATIO
+
     return [
         latency_text(floor.call_ns),
         _percent(floor.noise_ratio),
         f"{floor.apparent.estimate:.3f}x ({floor.apparent.low:.3f}-{floor.apparent.high:.3f})",
-        _percent(_TOLERANCE + floor.detectable_ratio),
+        _percent(TOLERANCE_RATIO + floor.detectable_ratio),
     ]
 
 
@@ -121,7 +120,7 @@ def _unfit(card: PerfCard, floors: Sequence[NoiseFloor]) -> Iterator[str]:
         if bias > _UNFIT_BIAS:
             yield f"unfit: {call} seem {percent_text(bias)} faster or slower than themselves; {_QUIET}"
         if floor.detectable_ratio > _UNFIT_DETECTABLE:
-            seen = _percent(_TOLERANCE + floor.detectable_ratio)
+            seen = _row(floor)[-1]
             yield f"unfit: smallest regression seen of {call}: {seen}; {_QUIET}, or give a larger --time-budget"
 
 

@@ -13,6 +13,9 @@ from pytest_cudagraph.protocols import Backend, Clock
 from pytest_cudagraph.units import to_ns
 from pytest_cudagraph.values import Interval, Timing
 
+TOLERANCE_RATIO = 0.005
+"""What a gate allows for systematic errors of timing: nothing smaller is told, however long one measures."""
+
 _CALLS = (10, 100, 1000)
 """Matrix products per call: about 20 µs, 200 µs and 2 ms on a CPU; launches on a GPU."""
 
