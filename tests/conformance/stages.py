@@ -76,7 +76,7 @@ def run(case: Case, backend, sizes=SIZES) -> Seen:
         run_eagerly(model, examples, backend)
     except EagerFailed as error:
         return Seen(eager=str(error))
-    found = audit(model, examples[min(examples)], backend)
+    found = audit(model, examples[min(examples)], backend, examples[max(examples)])
     with backend.pool() as pool:
         captures = capture_batches(lambda _: model, examples, pool, model=model, backend=backend)
         if captures.refused is not None:

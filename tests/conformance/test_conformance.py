@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 from tests.conformance.cases import CASES
-from tests.conformance.models import clean, loud, quiet, silent
+from tests.conformance.models import clean, loud, memory, quiet, silent
 from tests.conformance.stages import PROPERTY, is_marked, outcome, seen
 from tests.conformance.twin_page import cuda_says
 
-MODELS = (clean, loud, quiet, silent)
+MODELS = (clean, loud, memory, quiet, silent)
 STAGES = ("eager", "audit", "capture", "check")
 
 pytestmark = pytest.mark.filterwarnings("default")

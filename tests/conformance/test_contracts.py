@@ -115,6 +115,24 @@ def test_row_41_each_size_answers_rightly_in_any_order_when_its_answer_is_read_a
         torch.testing.assert_close(graphs[rows](x).clone(), answer(backend, layer, x))
 
 
+def test_row_41_a_copy_of_an_answer_outlives_the_replays_of_the_other_sizes(backend, pool, layer):
+    graphs = {rows: pool.capture(layer, (numbers(backend, rows),), {}, batch_size=rows) for rows in (8, 4, 2)}
+    kept, wanted = {}, {}
+    for rows in graphs:
+        x = numbers(backend, rows)
+        kept[rows], wanted[rows] = graphs[rows](x).clone(), answer(backend, layer, x)
+    assert all(torch.allclose(kept[rows], wanted[rows]) for rows in graphs)
+
+
+def test_row_41_on_the_twin_the_answer_itself_never_does():
+    layer = nn.Linear(4, 4).eval()
+    with open_backend("cpu").pool() as pool:
+        large, small = (pool.capture(layer, (torch.ones(rows, 4),), {}, batch_size=rows) for rows in (4, 2))
+        kept = large(torch.ones(4, 4))
+        small(torch.ones(2, 4))
+        assert kept.isnan().all()
+
+
 def test_rows_20_and_30_weights_changed_in_place_are_seen_under_autocast(backend, pool, layer):
     x = numbers(backend)
     with torch.autocast(torch.device(backend.device).type, dtype=torch.bfloat16):

@@ -9,13 +9,13 @@ import pytest
 import torch
 from tests.conformance.architectures import ARCHITECTURES, PLANTED
 from tests.conformance.cases import CASES
-from tests.conformance.models import clean, loud, quiet, silent
+from tests.conformance.models import clean, loud, memory, quiet, silent
 from tests.conformance.stages import outcome, seen
 from tests.conformance.twin_page import PAGE, disagreements, rows
 
 ROOT = Path(__file__).parents[2]
 LAST_ROW = 52
-SUITE = (clean, loud, quiet, silent)
+SUITE = (clean, loud, memory, quiet, silent)
 
 
 @pytest.mark.skipif(not hasattr(torch.Tag, "cudagraph_unsafe"), reason="this torch lacks one of the hazards")

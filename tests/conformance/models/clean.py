@@ -431,3 +431,41 @@ class TensorOnOwnStorage(Base):
     def forward(self, x):
         y = self.linear(x)
         return torch.empty(0, dtype=x.dtype, device=x.device).set_(y.untyped_storage(), 0, (4,)) + x
+
+
+@clean()
+class ItsOwnDevice(Base):
+    """A device that is held is the model's own, whatever its name is on this machine."""
+
+    def __init__(self):
+        super().__init__()
+        self.device = self.linear.weight.device
+        self.place = str(self.device)
+
+    def forward(self, x):
+        x = x.to(self.device).to(self.place)
+        return self.linear(x) * torch.ones(4, device=self.device) + torch.zeros(4, device=self.place)
+
+
+@clean()
+class DeviceThatIsThere(Base):
+    def forward(self, x):
+        there = x.to("cuda" if torch.cuda.is_available() else "cpu")
+        return self.linear(there) * torch.ones(4, device="cuda" if torch.cuda.is_available() else "cpu")
+
+
+@clean()
+class NumberOfTheHost(Base):
+    """A number is taken by value, and what stays on the host meets no tensor of the device."""
+
+    def forward(self, x):
+        shape = torch.zeros(4, device="cpu").shape
+        return self.linear(x) * torch.ones((), device="cpu") + shape[0]
+
+
+@clean()
+class OtherKernelOnCuda(Base):
+    def forward(self, x):
+        if x.is_cuda:
+            return F.linear(x, self.linear.weight, self.linear.bias)
+        return x @ self.linear.weight.T + self.linear.bias

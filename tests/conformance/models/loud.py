@@ -467,33 +467,43 @@ class ReadThroughStorage(Base):
         return x * float(x.untyped_storage()[3])  # HERE
 
 
-@hazard(1, missed="a CPU takes the other branch")
+@hazard(1, audit="host-sync")
 class OnlyOnCuda(Base):
     def forward(self, x):
         if x.is_cuda:
-            return x * x.max().item()
+            return x * x.max().item()  # HERE
         return self.linear(x)
 
 
-@hazard(2, missed="on a CPU a device object may be the device of the model itself")
+@hazard(2, **host_sync)
 class ToCpuByObject(Base):
     def forward(self, x):
-        return self.linear(x.to(torch.device("cpu")).to(x.device))
+        return self.linear(x.to(torch.device("cpu")).to(x.device))  # HERE
 
 
-@hazard(21, missed="on a CPU every tensor is on the device")
+@hazard(21, audit="host-data")
 class HostConstant(Base):
     def forward(self, x):
-        return x * torch.ones(4, device="cpu")
+        return x * torch.ones(4, device="cpu")  # HERE
 
 
-@hazard(5, 21, missed="on a CPU every tensor is on the device")
+@hazard(5, 21, audit="host-data")
 class HostIndex(Base):
     def forward(self, x):
-        return x[:, torch.arange(2, device="cpu")] + 1
+        return x[:, torch.arange(2, device="cpu")] + 1  # HERE
 
 
-@hazard(22, notes=("unknown-op",), missed="the inside of an operator that carries no tag is not looked into")
+@hazard(1, **host_sync)
+class OnlyLargeBatches(Base):
+    """The audit looks at another batch size too: the branch is not taken at the smallest."""
+
+    def forward(self, x):
+        if x.shape[0] > 2:
+            return x * x.max().item()  # HERE
+        return self.linear(x)
+
+
+@hazard(22, audit="host-sync", notes=("unknown-op",))
 class OperatorThatReads(Base):
     def forward(self, x):
         return torch.ops.cudagraph_conformance.reads(x)  # HERE
@@ -504,7 +514,7 @@ LIBRARY.define(
     "unsafe(Tensor x) -> Tensor", tags=(torch.Tag.cudagraph_unsafe,) if hasattr(torch.Tag, "cudagraph_unsafe") else ()
 )
 LIBRARY.define("reads(Tensor x) -> Tensor")
-LIBRARY.impl("reads", lambda x: x * x.max().item(), "CompositeExplicitAutograd")
+LIBRARY.impl("reads", lambda x: x * x.max().item(), "CompositeExplicitAutograd")  # HERE
 LIBRARY.impl("unsafe", lambda x: x * 2, "CompositeExplicitAutograd")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import torch
 from tests.conformance.cases import Base, note
 from torch import nn
@@ -164,3 +166,13 @@ class AutocastInside(Base):
     def forward(self, x):
         with torch.autocast(x.device.type, dtype=torch.bfloat16):
             return self.linear(self.linear(x)).float()
+
+
+@note(26, ids=("rng",))
+class RareRandomBranch(Base):
+    """No call takes the branch, and the generator moves all the same."""
+
+    def forward(self, x):
+        if random.random() > 2:
+            return x + 1
+        return self.linear(x)

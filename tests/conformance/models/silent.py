@@ -128,6 +128,51 @@ class Unseen(Base):
         return x * float(np.from_dlpack(x)[0, 0])  # HERE
 
 
+@hazard(25, audit="control-flow", check=WRONG)
+class BranchOnZeros(Base):
+    """The read is seen by nobody: only inputs of zeros take the other branch."""
+
+    def forward(self, x):
+        if not np.from_dlpack(x).any():
+            return x + 1
+        return self.linear(x)  # HERE
+
+
+@hazard(25, audit="control-flow")
+class BranchOnNegative(Base):
+    @staticmethod
+    def inputs():
+        return torch.rand(2, 4) + 1
+
+    def forward(self, x):
+        if (np.from_dlpack(x) < 0).all():
+            return x + 1
+        return self.linear(x)  # HERE
+
+
+@hazard(25, audit="control-flow", check=WRONG)
+class BranchOnLarge(Base):
+    def forward(self, x):
+        if np.abs(np.from_dlpack(x)).max() > 50:
+            return x + 1
+        return self.linear(x)  # HERE
+
+
+@hazard(25, audit="control-flow")
+class BranchOnOrder(Base):
+    words = (0, 1, 0, 2, 3, 0, 9, 0)
+
+    @staticmethod
+    def inputs():
+        return torch.tensor(BranchOnOrder.words).view(2, 4)
+
+    def forward(self, x):
+        words = tuple(np.from_dlpack(x).flat)
+        if sorted(words) == sorted(self.words) and words != self.words:
+            return x * 2
+        return x + 1  # HERE
+
+
 @hazard(26, check="baked-scalar", notes=("stateful-python",))
 class NumberReturned(Base):
     steps = 0
@@ -245,7 +290,7 @@ class TableReplacedLater(Base):
         self.table = self.table * 2
 
 
-@hazard(31, notes=("foreign-tensor",), check=WRONG)
+@hazard(31, notes=("foreign-tensor",), check="rebinds-state")
 class GlobalReplacedLater(Base):
     def __init__(self):
         super().__init__()
@@ -258,7 +303,7 @@ class GlobalReplacedLater(Base):
         GLOBAL_TABLE["scale"] = GLOBAL_TABLE["scale"] * 2
 
 
-@hazard(31, audit="foreign-tensor", check=WRONG)
+@hazard(31, audit="foreign-tensor", check="rebinds-state")
 class GlobalReplaced(Base):
     def __init__(self):
         super().__init__()
@@ -270,7 +315,7 @@ class GlobalReplaced(Base):
         return y
 
 
-@hazard(31, audit="foreign-tensor")
+@hazard(31, audit="foreign-tensor", capture="foreign-tensor")
 class FreshBuffer(Base):
     def forward(self, x):
         ones = bytearray(np.ones(4, np.float32).tobytes())

@@ -106,16 +106,21 @@ def test_weights_changed_in_place_are_seen_and_replaced_ones_are_not(pool):
     with torch.no_grad():
         model.weight.mul_(2)
     assert torch.equal(graph.replay(), (2 * old).t())
+    kept = model.weight.detach()
     model.weight.data = torch.zeros(2, 2)
     assert torch.equal(graph.replay(), (2 * old).t())
     model.weight = nn.Parameter(torch.ones(2, 2))
     assert torch.equal(graph.replay(), (2 * old).t())
+    kept.zero_()
+    assert not graph.replay().any()
 
 
 def test_a_tensor_whose_data_is_replaced_is_read_at_its_old_address(pool):
     offset = torch.ones(2)
     graph = capture(pool, lambda x: torch.atleast_1d(x) - offset.view(2) + torch.lerp(x, offset, 0.5), torch.zeros(2))
+    kept = offset.detach()
     offset.data = torch.full((2,), 9.0)
+    assert kept.tolist() == [1, 1]
     assert graph(torch.ones(2)).tolist() == [1, 1]
 
 

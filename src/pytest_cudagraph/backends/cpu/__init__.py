@@ -15,11 +15,14 @@ as a flat list, without any Python of the model. Its times are CPU times and say
     bindings   the fastest Python door to one operator
     traits     what a schema says of one operator
     storages   who made which memory; undo of writes, poison
+    outside    memory of others, known by its address and not kept alive
+    witness    what was there before the recorded call
     intake     the static inputs, with a short way for plain tensors
     trial      composite operators by their parts
     results    results in memory of their own, or aliases
     region     compiled code, one opaque step
-    graph      the replayable result
+    graph      the replayable result, and its turn among its siblings
+    trap       no Python of the model in a replay
 """
 
 from pytest_cudagraph.backends.cpu.backend import CpuBackend

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 
 from pytest_cudagraph.backends.autocast import uncached_autocast
-from pytest_cudagraph.backends.cpu.graph import CpuGraph
+from pytest_cudagraph.backends.cpu.graph import CpuGraph, Turn
 from pytest_cudagraph.backends.cpu.intake import CpuInputs
 from pytest_cudagraph.backends.cpu.recording import record
 from pytest_cudagraph.backends.cpu.region import CpuRegion
 from pytest_cudagraph.backends.cpu.tape import Tape
+from pytest_cudagraph.backends.cpu.witness import open_witness
 from pytest_cudagraph.backends.outputs import check_output
 from pytest_cudagraph.protocols import EventTimer, Model
 from pytest_cudagraph.values import Kind, Receipt
@@ -61,10 +62,11 @@ class CpuBackend:
 
 
 class CpuPool:
-    """The graphs of one model. They share no memory: a CPU's allocator keeps no pool."""
+    """The graphs of one model. They share no memory, and behave as if: a replay spoils the outputs of its siblings."""
 
     def __init__(self) -> None:
         self._graphs: list[CpuGraph] = []
+        self._turn = Turn()
 
     def capture(self, model: Model, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, batch_size: int) -> CpuGraph:
         """Warm up and record one call of ``model``; see :class:`~pytest_cudagraph.protocols.GraphPool`.
@@ -74,16 +76,21 @@ class CpuPool:
         """
         inputs = CpuInputs(args, kwargs)
         with torch.inference_mode(), uncached_autocast():
-            for _ in range(_WARMUPS):
+            witness = None
+            for call in range(_WARMUPS):
+                # After the first call, which may build and compile. Two calls know state that takes turns.
+                witness = open_witness() if call == 1 else witness
                 static_args, static_kwargs = inputs.arguments()
-                check_output(model(*static_args, **static_kwargs))
+                with witness or nullcontext():
+                    tensors = check_output(model(*static_args, **static_kwargs))
+                if witness is not None:
+                    witness.see(tensors)
                 inputs.load(args, kwargs)  # a model may have written to its inputs
             started_ns = time.perf_counter_ns()
-            tape, output = record(model, *inputs.arguments())
-            tensors = check_output(output)
+            tape, output = record(model, *inputs.arguments(), witness)
+            tape.check_origin(check_output(output))
         receipt = _receipt(tape, inputs, batch_size, time.perf_counter_ns() - started_ns)
-        owned = tape.ledger.made_among(tensors)
-        graph = CpuGraph(steps=tape.steps, inputs=inputs, output=output, owned=owned, receipt=receipt)
+        graph = CpuGraph(tape=tape, turn=self._turn, inputs=inputs, output=output, receipt=receipt)
         self._graphs.append(graph)
         return graph
 

@@ -16,6 +16,8 @@ import torch
 
 from pytest_cudagraph import hazards
 from pytest_cudagraph.backends.cpu.refusals import Refusals
+from pytest_cudagraph.sources import user_frame
+from pytest_cudagraph.sources.literals import is_host, names_host
 
 _SYNC = hazards.CAPTURE_UNSUPPORTED.text
 _SEED = hazards.RNG_STATE_TEXT
@@ -26,9 +28,11 @@ def _always(*args: Any, **kwargs: Any) -> bool:
 
 
 def _to_host(tensor: Any, *args: Any, **kwargs: Any) -> bool:
-    # Only a word says so: x.to(y.device) is also a move to the CPU here, and none on a GPU.
-    target = kwargs.get("device", args[0] if args else None)
-    return isinstance(target, str) and target.partition(":")[0] == "cpu"
+    # A device that a variable holds may on a CPU be the model's own; one that is written out is the host.
+    if not is_host(kwargs.get("device", args[0] if args else None)):
+        return False
+    frame = user_frame()
+    return frame is not None and names_host(frame, "to")
 
 
 class _Guard(NamedTuple):

@@ -8,24 +8,31 @@ from typing import Any
 
 import torch
 
-from pytest_cudagraph import hazards
+from pytest_cudagraph import hazards, leaves
 from pytest_cudagraph.backends.cpu.guards import capturing
+from pytest_cudagraph.backends.cpu.outside import Outside, names_of
 from pytest_cudagraph.backends.cpu.recorder import open_recorder
 from pytest_cudagraph.backends.cpu.refusals import Refusals
 from pytest_cudagraph.backends.cpu.tape import Tape
+from pytest_cudagraph.backends.cpu.witness import Witness
 from pytest_cudagraph.errors import CaptureRefusal
 from pytest_cudagraph.protocols import Model
 from pytest_cudagraph.values import Site
 
 
-def record(model: Model, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Tape, Any]:
+def record(
+    model: Model, args: tuple[Any, ...], kwargs: Mapping[str, Any], witness: Witness | None = None
+) -> tuple[Tape, Any]:
     """The tape of one call and its output, poisoned: as with CUDA, a capture computes nothing.
 
+    ``witness`` has seen the call before: memory that is new to it was made where the recording is blind.
     Raises :class:`~pytest_cudagraph.errors.CaptureRefusal` for the first thing a capture refuses, also where the
     model caught it.
     """
     refusals = Refusals()
-    tape = Tape(refusals)
+    names = names_of(model)
+    known = None if witness is None else lambda key: key in names or witness.has_seen(key)
+    tape = Tape(refusals, inputs=leaves.tensors_in((args, kwargs)), outside=Outside(names), known=known)
     random = torch.get_rng_state()
     compiled = _compiled_frames()
     try:

@@ -9,6 +9,7 @@ import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from pytest_cudagraph.backends.cpu.recorder import Recorder
+from pytest_cudagraph.backends.cpu.witness import Witness
 
 
 class CpuRegion:
@@ -27,9 +28,11 @@ class CpuRegion:
         return self._executions
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        recorder = _recorder()
-        if recorder is not None:
-            return recorder.record_region(self, args, kwargs)
+        watching = _watching()
+        if isinstance(watching, Recorder):
+            return watching.record_region(self, args, kwargs)
+        if watching is not None:
+            watching.see((args, kwargs))
         return self.execute(*args, **kwargs)
 
     def execute(self, *args: Any, **kwargs: Any) -> Any:
@@ -42,8 +45,8 @@ class CpuRegion:
         return self._call(*args, **kwargs)
 
 
-def _recorder() -> Recorder | None:
+def _watching() -> Recorder | Witness | None:
     if torch._C._len_torch_dispatch_stack() == 0:  # the usual case, in timed code
         return None
     modes = _get_current_dispatch_mode_stack()
-    return next((mode for mode in reversed(modes) if isinstance(mode, Recorder)), None)
+    return next((mode for mode in reversed(modes) if isinstance(mode, (Recorder, Witness))), None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
@@ -12,11 +12,21 @@ import torch
 
 from pytest_cudagraph import leaves
 from pytest_cudagraph.backends.cpu.lowering import Operation, Step, recompute, store, write_in_place
+from pytest_cudagraph.backends.cpu.outside import Outside, plain
 from pytest_cudagraph.backends.cpu.refusals import Refusals
 from pytest_cudagraph.backends.cpu.results import fresh_results
 from pytest_cudagraph.backends.cpu.storages import Ledger, copier, same_layout, storage_key
 from pytest_cudagraph.backends.cpu.traits import Traits, baked, tensors_of, traits_of
 from pytest_cudagraph.backends.cpu.trial import run_by_parts
+from pytest_cudagraph.errors import CaptureRefusal
+
+Known = Callable[[int], bool]
+"""Whether a storage was there before the recorded call."""
+
+_UNSEEN = (
+    "a tensor is taken that was made during this call where the recording sees nothing, by another thread, "
+    "in memory of the host or by compiled code: a replay would read it as it was"
+)
 
 
 class Region(Protocol):
@@ -32,10 +42,16 @@ class Region(Protocol):
 class Tape:
     """One call's operations, their steps, and the memory they work on."""
 
-    def __init__(self, refusals: Refusals) -> None:
+    def __init__(
+        self, refusals: Refusals, *, inputs: Iterable[torch.Tensor], outside: Outside, known: Known | None = None
+    ) -> None:
         self._refusals = refusals
+        self._inputs = {storage_key(tensor) for tensor in inputs}
+        self._known = known
         self._setup: list[Step] = []
         self._steps: list[Step] = []
+        self._opaque: set[Step] = set()
+        self.outside = outside
         self._constants: dict[int | None, torch.Tensor] = {}
         self._reset: set[int | None] = set()
         self.ledger = Ledger()
@@ -47,6 +63,11 @@ class Tape:
     def steps(self) -> tuple[Step, ...]:
         """All that a replay runs, in order."""
         return (*self._setup, *self._steps)
+
+    @property
+    def opaque(self) -> frozenset[Step]:
+        """The steps whose inside is not PyTorch's own: compiled code and custom operators."""
+        return frozenset(self._opaque)
 
     def is_number(self, tensor: torch.Tensor) -> bool:
         """Whether the tensor was made from a number of the host during this call."""
@@ -61,16 +82,25 @@ class Tape:
         self._reset_constants(written)
         parts = run_by_parts(traits, args, kwargs)
         result = parts[0] if parts is not None else func(*args, **kwargs)
-        operation = self._operation(func, args, kwargs, result)
         if traits.lifts:
             self._lift(args[0])
-        elif traits.allocates:
+            return result
+        operation = self._operation(func, args, kwargs, result)
+        if traits.allocates:
             self._own(operation)
         elif operation.fresh or (written and not traits.metadata_only):
             self._own(operation)
             self.kernel_names[traits.name] += 1
-            self._steps.append(self._step(traits, operation, parts[1] if parts is not None else None, written))
+            step = self._step(traits, operation, parts[1] if parts is not None else None, written)
+            self._add(step, is_opaque=func.namespace != "aten")
         return result
+
+    def check_origin(self, outputs: Iterable[torch.Tensor]) -> None:
+        """Refuse an output that no step writes and that was not there before: every replay would return it as it is."""
+        for tensor in outputs:
+            key = storage_key(tensor)
+            if key is not None and not self._is_own(key) and self._known is not None and not self._known(key):
+                raise CaptureRefusal(_UNSEEN, hazard="foreign-tensor", operation="output")
 
     def record_region(self, region: Region, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Run compiled code for its result, as one step that a replay runs as a whole. Needs all modes disabled."""
@@ -81,11 +111,11 @@ class Tape:
         # What the code writes to cannot be seen: everything it is given may be changed.
         self.ledger.save(inputs)
         self._reset_constants(inputs)
-        given: tuple[Any, Any] = (baked(args), baked(dict(kwargs)))
+        given: tuple[Any, Any] = self._baked((args, dict(kwargs)), region.label)
         result = region.execute_uncounted(*args, **kwargs)
         flat, structure = leaves.flatten(result)
         own, copies = self._own_region_results(flat, inputs)
-        self._steps.append(store(_region_call(region, *given), copies))
+        self._add(store(_region_call(region, *given), copies), is_opaque=True)
         return leaves.unflatten(structure, own)
 
     def _own_region_results(
@@ -103,18 +133,44 @@ class Tape:
 
     def _operation(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> Operation:
         fresh = tuple((path, tensor.detach()) for path, tensor in fresh_results(result, args, kwargs))
-        return Operation(func=func, args=baked(args), kwargs=baked(dict(kwargs)), result=result, fresh=fresh)
+        baked_args, baked_kwargs = self._baked((args, dict(kwargs)), str(func.overloadpacket))
+        return Operation(func=func, args=baked_args, kwargs=baked_kwargs, result=result, fresh=fresh)
+
+    def _baked(self, arguments: Any, operation: str) -> Any:
+        """The same by address: what the graph owns stays alive with it, all else is borrowed."""
+        return baked(arguments, lambda tensor: self._alias(tensor, operation))
+
+    def _alias(self, tensor: torch.Tensor, operation: str) -> torch.Tensor:
+        key = storage_key(tensor)
+        if self._is_own(key):
+            return plain(tensor)
+        if key is not None and self._known is not None and not self._known(key):
+            self._refusals.refuse(_UNSEEN, hazard="foreign-tensor", operation=operation)
+        return self.outside.borrow(tensor, operation)
+
+    def _is_own(self, key: int | None) -> bool:
+        return key in self._inputs or key in self._constants or self.ledger.is_made(key)
+
+    def _add(self, step: Step, *, is_opaque: bool) -> None:
+        self._steps.append(step)
+        if is_opaque:
+            self._opaque.add(step)
 
     def _step(
         self, traits: Traits, operation: Operation, kernel: Operation | None, written: list[torch.Tensor]
     ) -> Step:
         # An operation with effects must not be tried out: it would have them twice.
-        tried = None if written or traits.random else operation if kernel is None else _baked(kernel)
+        tried = None if written or traits.random else operation if kernel is None else self._kernel(kernel)
         step = write_in_place(tried) if tried is not None else None
         if step is None or tried is None:
             return recompute(operation)
         self._own(tried)
         return step
+
+    def _kernel(self, kernel: Operation) -> Operation:
+        fresh = tuple((path, tensor.detach()) for path, tensor in kernel.fresh)
+        args, kwargs = self._baked((kernel.args, dict(kernel.kwargs)), str(kernel.func.overloadpacket))
+        return replace(kernel, args=args, kwargs=kwargs, fresh=fresh)
 
     def _own(self, operation: Operation) -> None:
         for _, tensor in operation.fresh:
@@ -143,11 +199,6 @@ class Tape:
             constant = self._constants[key]
             self._setup.append(partial(constant.copy_, constant.clone()))
             self._reset.add(key)
-
-
-def _baked(kernel: Operation) -> Operation:
-    fresh = tuple((path, tensor.detach()) for path, tensor in kernel.fresh)
-    return replace(kernel, args=baked(kernel.args), kwargs=baked(dict(kernel.kwargs)), fresh=fresh)
 
 
 def _region_call(region: Region, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], list[Any]]:

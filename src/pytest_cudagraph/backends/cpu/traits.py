@@ -78,14 +78,14 @@ def tensors_of(value: Any) -> Iterator[torch.Tensor]:
         yield from tensors_of(list(value.values()))
 
 
-def baked(value: Any) -> Any:
-    """The same arguments by address: aliases that no later rebinding of a tensor can reach, lists copied."""
+def baked(value: Any, alias: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """The same arguments by address: each tensor as ``alias`` gives it, lists copied."""
     if isinstance(value, torch.Tensor):
-        return value.detach()
+        return alias(value)
     if type(value) in (list, tuple):
-        return type(value)([baked(item) for item in value])
+        return type(value)([baked(item, alias) for item in value])
     if isinstance(value, dict):
-        return {key: baked(item) for key, item in value.items()}
+        return {key: baked(item, alias) for key, item in value.items()}
     return value
 
 
