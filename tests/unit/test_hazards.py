@@ -294,3 +294,14 @@ def test_the_texts_of_the_catalogue_are_reviewed(golden):
     entries = hazards.CATALOGUE.values()
     texts = [f"{e.id} ({'loud' if e.loud else 'silent'})\n  {e.what}\n  fix: {e.fix}" for e in entries]
     golden("hazard-catalogue.txt", "\n".join(texts))
+
+
+def test_one_answer_tells_refusals_and_remarks():
+    assert hazards.judge(torch.ops.aten.item.default, (X,), {}).level == "error"
+    assert hazards.judge(torch.ops.aten.lift_fresh.default, (ZERO_DIM,), {}).level == "note"
+    assert hazards.judge(torch.ops.aten.relu.default, (X,), {}) is None
+
+
+def test_most_operations_have_no_rule():
+    assert not hazards.is_judged(torch.ops.aten.relu.default)
+    assert hazards.is_judged(torch.ops.aten.nonzero.default)

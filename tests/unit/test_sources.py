@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pytest_cudagraph import sources
+from pytest_cudagraph.sources.literals import gpu_branches, names_host
 from pytest_cudagraph.values import Site
 
 MODEL = """\
@@ -144,3 +146,120 @@ def test_a_description_quotes_the_line_and_shortens_the_path(user_module, tmp_pa
 
 def test_a_description_without_function_or_source_is_the_place_alone():
     assert sources.describe(Site(file="/gone.py", line=3)) == "/gone.py:3"
+
+
+LIBRARY = "import torch\n\ndef twice(call):\n    return call()\n"
+
+
+@pytest.fixture
+def library(tmp_path):
+    path = tmp_path / "site-packages" / "models_of_others.py"
+    path.parent.mkdir()
+    path.write_text(LIBRARY, encoding="utf-8")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def sites_below(call):
+    """``user_sites`` as code that belongs to nobody asks for it."""
+    scope = {"sources": sources}
+    exec(compile("def ask(): return sources.user_sites()", "<string>", "exec"), scope)
+    return call(scope["ask"])
+
+
+def test_a_line_of_the_project_needs_no_second_one():
+    found = sites_below(lambda ask: ask())
+    assert (found.site.file, found.called_from) == (__file__, None)
+
+
+def test_a_line_of_a_library_comes_with_the_line_of_the_project_that_led_there(library):
+    found = sites_below(library.twice)
+    assert (found.site.file, found.site.line, found.site.function) == (library.__file__, 4, "twice")
+    assert (found.called_from.file, found.called_from.function) == (__file__, "sites_below")
+
+
+@pytest.mark.parametrize(
+    ("name", "origin"),
+    [
+        (__file__, "project"),
+        ("/env/lib/python3.11/site-packages/transformers/masking_utils.py", "library"),
+        ("/env/lib/python3.11/site-packages/pluggy/_callers.py", "machinery"),
+    ],
+)
+def test_a_file_is_the_machinerys_a_librarys_or_the_projects(name, origin):
+    assert sources.origin_of(name) == origin
+
+
+def ones(device=None, *args, asked="ones"):
+    """A factory that tells whether the line that calls it names the host."""
+    return names_host(sys._getframe(1), asked)
+
+
+DEVICE, NAME = torch.device("cpu"), "cpu"
+
+HOST = {
+    "a word": lambda: ones(device="cpu"),
+    "a word with an index": lambda: ones(device="cpu:0"),
+    "a device": lambda: ones(device=torch.device("cpu")),
+    "beside another": lambda: (ones(device=DEVICE), ones(device="cpu"))[1],
+    "several lines": lambda: (
+        ones(
+            None,
+            device="cpu",
+        )
+        if DEVICE is None
+        else ones(
+            device="cpu",
+        )
+    ),
+}
+
+NOT_CERTAIN = {
+    "a variable": lambda: ones(device=DEVICE) or "cpu" == DEVICE,
+    "a name in a variable": lambda: ones(device=NAME) or "cpu" != NAME,
+    "what there is": lambda: ones(device="cuda" if torch.cuda.is_available() else "cpu"),
+    "a GPU": lambda: ones(device="cuda"),
+    "another function": lambda: ones(device="cpu", asked="zeros"),
+    "another argument": lambda: ones(None, "cpu"),
+}
+
+
+@pytest.mark.parametrize("name", HOST)
+def test_a_device_that_is_written_out_as_the_host_is_the_host(name):
+    assert HOST[name]()
+
+
+@pytest.mark.parametrize("name", NOT_CERTAIN)
+def test_any_other_device_may_be_the_models_own(name):
+    assert not NOT_CERTAIN[name]()
+
+
+def test_a_file_that_is_no_python_names_nothing(tmp_path):
+    path = tmp_path / "cell.py"
+    path.write_text("%magic\n", encoding="utf-8")
+    scope = {"ones": ones}
+    exec(compile("found = ones(device='cpu')", str(path), "exec"), scope)
+    assert scope["found"] is False
+
+
+BRANCHES = """\
+def forward(x):
+    if x.device.type == "cuda":
+        return 1
+    y = 2 if "cuda" == x.device.type else 3
+    return y if x.kind == "cuda" or x.device.type != "cuda" else 4
+
+
+def other(x):
+    return x
+"""
+
+
+def test_branches_on_the_type_of_a_device_are_found_in_the_function_of_a_line(tmp_path):
+    path = tmp_path / "branches.py"
+    path.write_text(BRANCHES, encoding="utf-8")
+    assert gpu_branches(Site(file=str(path), line=5)) == (2, 4)
+    assert gpu_branches(Site(file=str(path), line=9)) == ()
+    assert gpu_branches(Site(file=str(tmp_path / "gone.py"), line=1)) == ()

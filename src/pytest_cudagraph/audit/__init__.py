@@ -1,22 +1,23 @@
 """Audit the eager model: what would refuse a capture, and what would make a replay wrong without a word.
 
-Not seen are streams, other threads, memory pools, and the inside of custom operators and compiled code; on a CPU
-neither are copies between devices, save by the methods that are named for them.
+Not seen are streams, other threads, memory pools, and the inside of compiled code and of custom operators, but for what
+those read in Python; on a CPU neither are copies between devices, save where the source names the host.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from pytest_cudagraph import state
-from pytest_cudagraph.audit.findings import findings_of
+from pytest_cudagraph.audit.findings import findings_of, is_explained
 from pytest_cudagraph.audit.rehearsal import Rehearsal, rehearse
 from pytest_cudagraph.inputs import Example
 from pytest_cudagraph.protocols import Backend, Model
+from pytest_cudagraph.sources.literals import gpu_branches
 from pytest_cudagraph.values import Finding
 
 __all__ = ["Audit", "audit"]
@@ -35,16 +36,17 @@ class Audit:
         return tuple(finding for finding in self.findings if finding.level == "error")
 
 
-def audit(model: Model, example: Example, backend: Backend) -> Audit:
-    """Call the eager model six times and report its hazards by the ids of the catalogue.
+def audit(model: Model, example: Example, backend: Backend, another: Example | None = None) -> Audit:
+    """Call the eager model a dozen times and report its hazards by the ids of the catalogue.
 
-    The model, its inputs and all random generators are left bit-equal. Compiled and scripted models are not audited:
-    what runs inside them is not the code that was written. What the model itself raises is not caught.
+    ``another`` is an example of another batch size, whose call is held against the rules too. The model, its inputs and
+    all random generators are left bit-equal. Compiled and scripted models are not audited: what runs inside them is
+    not the code that was written. What the model itself raises is not caught.
     """
     sealed = sorted(set(_sealed_parts(model)))
     if sealed:
         return Audit(not_judged=tuple(f"{part}; audit the eager module it was made from" for part in sealed))
-    seen = rehearse(model, example, backend)
+    seen = rehearse(model, example, backend, another, is_explained)
     return Audit(findings=findings_of(seen), not_judged=(*seen.not_judged, *_unseen(seen)))
 
 
@@ -68,6 +70,18 @@ def _seal(part: Any) -> str:
 
 
 def _unseen(seen: Rehearsal) -> list[str]:
-    subclasses = [f"operations inside {name} tensors" for name in sorted(seen.first.subclasses)]
-    custom = {op.refused.operation for op in seen.first.operations if op.refused and op.refused.id == "unknown-op"}
-    return subclasses + [f"the inside of {operation}" for operation in sorted(custom)]
+    traces = (seen.first, *seen.beside.values())
+    subclasses = sorted({name for trace in traces for name in trace.subclasses})
+    refused = [operation.refused for trace in traces for operation in trace.operations]
+    custom = {each.operation.replace(".", "::", 1) for each in refused if each is not None and each.id == "unknown-op"}
+    branches = {
+        f"the branch at {replace(operation.site, line=line)}, which runs only on a GPU"
+        for operation in seen.first.operations
+        if operation.site is not None
+        for line in gpu_branches(operation.site)
+    }
+    return [
+        *(f"operations inside {name} tensors" for name in subclasses),
+        *(f"custom operator {operation}" for operation in sorted(custom)),
+        *sorted(branches),
+    ]

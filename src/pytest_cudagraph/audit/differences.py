@@ -16,6 +16,7 @@ class Difference:
     id: str
     site: Site | None
     evidence: str
+    called_from: Site | None = None
 
 
 def differences(first: Trace, second: Trace) -> tuple[Difference, ...]:
@@ -39,15 +40,13 @@ def _walk(first: Trace, second: Trace) -> Iterator[Difference]:
         longer = ones if len(ones) > len(others) else others
         surplus = longer[min(len(ones), len(others))]
         counts = f"{len(ones)} operations, then {len(others)}"
-        yield Difference(
-            id="control-flow", site=surplus.site, evidence=f"{counts}: {surplus.name} runs in one call only"
-        )
+        yield _at_line("control-flow", surplus, f"{counts}: {surplus.name} runs in one call only")
 
 
 def _forked(one: Operation, other: Operation) -> Difference:
     # The operation that was captured stands where the branch was taken.
     where = f" (line {one.site.line}, then line {other.site.line})" if one.site and other.site else ""
-    return Difference(id="control-flow", site=one.site, evidence=f"{one.name}, then {other.name}{where}")
+    return _at_line("control-flow", one, f"{one.name}, then {other.name}{where}")
 
 
 def _at(one: Operation, other: Operation, known: frozenset[int]) -> Iterator[Difference]:
@@ -55,10 +54,14 @@ def _at(one: Operation, other: Operation, known: frozenset[int]) -> Iterator[Dif
     changed = _changed_scalar(one, other)
     yield from moved
     if changed is not None:
-        yield Difference(id="baked-scalar", site=other.site, evidence=f"{one.name}: {changed}")
+        yield _at_line("baked-scalar", other, f"{one.name}: {changed}")
     elif one.shapes != other.shapes and not moved:  # another tensor may well be larger: a cache that grows
         shapes = f"{_shapes_text(one)}, then {_shapes_text(other)}"
-        yield Difference(id="dynamic-shape", site=other.site, evidence=f"{one.name} gives {shapes}")
+        yield _at_line("dynamic-shape", other, f"{one.name} gives {shapes}")
+
+
+def _at_line(hazard: str, operation: Operation, evidence: str) -> Difference:
+    return Difference(id=hazard, site=operation.site, called_from=operation.called_from, evidence=evidence)
 
 
 def _changed_scalar(one: Operation, other: Operation) -> str | None:
@@ -78,10 +81,10 @@ def _moved(one: Operation, other: Operation, known: frozenset[int]) -> Iterator[
         if outside.storage in known and outside.name not in before.values():
             # Another piece of the same state: not moved, chosen.
             names = f"{', '.join(before.values()) or 'nothing'}, then {outside.name}"
-            yield Difference(id="control-flow", site=other.site, evidence=f"{one.name} reads {names}")
+            yield _at_line("control-flow", other, f"{one.name} reads {names}")
             return
         hazard = "rebinds-state" if outside.origin == "state" else "foreign-tensor"
-        yield Difference(id=hazard, site=other.site, evidence=f"{one.name} reads {outside.name} at another address")
+        yield _at_line(hazard, other, f"{one.name} reads {outside.name} at another address")
 
 
 def _shapes_text(operation: Operation) -> str:

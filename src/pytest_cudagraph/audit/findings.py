@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from pytest_cudagraph.audit.differences import Difference, differences
+from pytest_cudagraph.audit.generators import TORCHS
 from pytest_cudagraph.audit.rehearsal import Rehearsal
 from pytest_cudagraph.audit.trace import Operation, Trace
 from pytest_cudagraph.hazards import CATALOGUE
@@ -24,21 +25,27 @@ class Sign:
     level: Level
     evidence: str
     site: Site | None
+    called_from: Site | None = None
 
 
 def findings_of(seen: Rehearsal) -> tuple[Finding, ...]:
     """Every finding of a rehearsal."""
-    loud = [*_refused(seen), *_sighted(seen)]
-    repeated = _repeated(seen)
-    signs = [*loud, *repeated]
-    if not any(sign.level == "error" and sign.id in _LOUD_CAUSES for sign in loud) and not repeated:
-        # What depends on the inputs' values was read by the host; where the read is known it is the finding.
-        signs += _on_other_inputs(seen)
+    repeated = [_difference_sign(difference, "two calls on the same inputs") for difference in seen.repeated]
+    signs = [*_refused(seen), *_beside(seen), *_sighted(seen), *repeated, *_on_other_inputs(seen)]
     signs += _rebound(seen, signs)
     signs += [] if repeated else _at_first_call(seen)
     signs += _written_by_the_host(seen)
     signs += _notes(seen, signs)
     return _folded(signs)
+
+
+def is_explained(seen: Rehearsal) -> bool:
+    """Whether what calls on other inputs would show has its cause among what is known already.
+
+    What depends on the inputs' values was read by the host: where the read is known it is the finding.
+    """
+    loud = (*_refused(seen), *_sighted(seen))
+    return bool(seen.repeated) or any(sign.level == "error" and sign.id in _LOUD_CAUSES for sign in loud)
 
 
 def _refused(seen: Rehearsal) -> Iterator[Sign]:
@@ -68,43 +75,58 @@ def _refusal_signs(operation: Operation, *, is_taken: bool) -> Iterator[Sign]:
     is_number = refused is not None and (refused.id, refused.level) == ("host-data", "note")
     if refused is not None and not (is_number and is_taken):
         evidence = f"{refused.operation}: {refused.text}"
-        yield Sign(id=refused.id, level=refused.level, evidence=evidence, site=operation.site)
+        yield Sign(
+            id=refused.id,
+            level=refused.level,
+            evidence=evidence,
+            site=operation.site,
+            called_from=operation.called_from,
+        )
+
+
+def _beside(seen: Rehearsal) -> Iterator[Sign]:
+    """What is refused at another batch size, or on a GPU, and was not refused in the first call."""
+    told = {(sign.id, sign.site) for sign in _refused(seen)}
+    for where, trace in seen.beside.items():
+        for sign in _refusals(trace):
+            if sign.level == "error" and (sign.id, sign.site) not in told:
+                yield replace(sign, evidence=f"{where}: {sign.evidence}")
 
 
 def _sighted(seen: Rehearsal) -> Iterator[Sign]:
     for sighting in seen.sightings:
         evidence = f"{sighting.operation}: {sighting.text}"
-        yield Sign(id=sighting.id, level=sighting.level, evidence=evidence, site=sighting.site)
-
-
-def _repeated(seen: Rehearsal) -> list[Sign]:
-    if seen.second is None or seen.third is None:
-        return []
-    found = differences(seen.second, seen.third)
-    return [_difference_sign(difference, "two calls on the same inputs") for difference in found]
+        yield Sign(
+            id=sighting.id,
+            level=sighting.level,
+            evidence=evidence,
+            site=sighting.site,
+            called_from=sighting.called_from,
+        )
 
 
 def _at_first_call(seen: Rehearsal) -> list[Sign]:
     # A cache filled by the first call is legal: capture follows warm-up calls and records what later calls do.
-    if seen.second is None:
+    if seen.second is None or seen.second is seen.first:
         return []
     signs = [_difference_sign(found, "the first call and later ones") for found in differences(seen.first, seen.second)]
     return [replace(sign, level="note") for sign in signs]
 
 
 def _on_other_inputs(seen: Rehearsal) -> list[Sign]:
-    if seen.other is None:
-        return []
-    # The other inputs meet the state of the first call; a cache filled by then makes the third the one to compare.
-    found = differences(seen.first, seen.other)
-    if seen.third is not None and not differences(seen.third, seen.other):
-        return []
-    return [_difference_sign(difference, "calls on other inputs") for difference in found]
+    for name, other in seen.others.items():
+        # The other inputs meet the state of the first call; a cache filled by then makes the third the one to compare.
+        found = differences(seen.first, other)
+        if found and (seen.third is None or differences(seen.third, other)):
+            return [_difference_sign(difference, f"calls on {name} inputs") for difference in found]
+    return []
 
 
 def _difference_sign(difference: Difference, when: str) -> Sign:
     evidence = f"{when}: {difference.evidence}"
-    return Sign(id=difference.id, level="error", evidence=evidence, site=difference.site)
+    return Sign(
+        id=difference.id, level="error", evidence=evidence, site=difference.site, called_from=difference.called_from
+    )
 
 
 def _rebound(seen: Rehearsal, signs: list[Sign]) -> Iterator[Sign]:
@@ -132,6 +154,7 @@ def _notes(seen: Rehearsal, signs: list[Sign]) -> Iterator[Sign]:
         yield Sign(id="output-alias", level="note", evidence=f"{name} lies in the memory of {owner}", site=None)
     if not any(sign.id == "rng" for sign in signs):
         yield from _draws(seen)
+        yield from _drawn_unseen(seen, signs)
     if not any(sign.id in ("control-flow", "baked-scalar") for sign in signs):
         yield from _python_changes(seen)
     yield from _foreign_reads(seen, signs)
@@ -141,7 +164,21 @@ def _draws(seen: Rehearsal) -> Iterator[Sign]:
     for operation in seen.first.operations:
         if operation.draws:
             evidence = f"{operation.name} draws from the default generator, as replays do"
-            yield Sign(id="rng", level="note", evidence=evidence, site=operation.site)
+            yield _note("rng", evidence, operation)
+
+
+def _drawn_unseen(seen: Rehearsal, signs: list[Sign]) -> Iterator[Sign]:
+    """Generators that moved although no operation drew, and nothing showed what for."""
+    is_frozen = any(sign.level == "error" and sign.id in ("control-flow", "baked-scalar") for sign in signs)
+    for name in seen.generators:
+        if name == TORCHS and not any(operation.draws for operation in seen.first.operations):
+            yield Sign(id="rng", level="note", evidence=f"{name} moves; no operation tells that it draws", site=None)
+        elif name != TORCHS and not is_frozen:
+            yield Sign(id="rng", level="note", evidence=f"{name} moves; a replay draws nothing from it", site=None)
+
+
+def _note(hazard: str, evidence: str, operation: Operation) -> Sign:
+    return Sign(id=hazard, level="note", evidence=evidence, site=operation.site, called_from=operation.called_from)
 
 
 def _writes(seen: Rehearsal) -> Iterator[Sign]:
@@ -149,10 +186,10 @@ def _writes(seen: Rehearsal) -> Iterator[Sign]:
         for outside in operation.writes:
             if outside.origin == "input":
                 evidence = f"{operation.name} writes {outside.name}; replays write a copy, the caller's stays"
-                yield Sign(id="mutates-input", level="note", evidence=evidence, site=operation.site)
+                yield _note("mutates-input", evidence, operation)
             else:
                 evidence = f"{operation.name} writes {outside.name}; replays do too"
-                yield Sign(id="mutates-state", level="note", evidence=evidence, site=operation.site)
+                yield _note("mutates-state", evidence, operation)
 
 
 def _python_changes(seen: Rehearsal) -> Iterator[Sign]:
@@ -171,7 +208,7 @@ def _foreign_reads(seen: Rehearsal, signs: list[Sign]) -> Iterator[Sign]:
         for outside in operation.reads:
             if outside.origin == "foreign" and operation.site not in moved:
                 evidence = f"{operation.name} reads {outside.name}, at the same address in every call"
-                yield Sign(id="foreign-tensor", level="note", evidence=evidence, site=operation.site)
+                yield _note("foreign-tensor", evidence, operation)
 
 
 def _listed(names: list[str]) -> str:
@@ -201,5 +238,6 @@ def _finding(group: list[Sign]) -> Finding:
         fix=hazard.fix,
         evidence=f"{f'`{code}`: ' if code else ''}{first.evidence}{times}",
         site=first.site,
+        called_from=first.called_from,
         loud=hazard.loud and first.level == "error",
     )

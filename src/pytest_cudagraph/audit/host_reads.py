@@ -18,7 +18,8 @@ import torch
 from torch import nn
 
 from pytest_cudagraph.hazards import CAPTURE_UNSUPPORTED, RNG_STATE_TEXT, UNPINNED_COPY_TEXT
-from pytest_cudagraph.sources import user_site
+from pytest_cudagraph.sources import origin_of, user_frame, user_site, user_sites
+from pytest_cudagraph.sources.literals import branches_on_cuda, is_host, names_host
 from pytest_cudagraph.values import Level, Site
 
 
@@ -31,6 +32,7 @@ class Sighting:
     text: str
     site: Site | None
     level: Level = "error"
+    called_from: Site | None = None
 
 
 Judge = Callable[[tuple[Any, ...], dict[str, Any]], "tuple[str, str, Level] | None"]
@@ -41,10 +43,16 @@ _MISSING = object()
 
 @dataclass(slots=True, kw_only=True)
 class HostReads:
-    """Collects sightings while :meth:`watching`; ``on_gpu`` when only what touches CUDA tensors counts."""
+    """Collects sightings while :meth:`watching`; ``on_gpu`` when only what touches CUDA tensors counts.
+
+    ``as_on_gpu`` lets a model on a CPU take the branches that it takes on a GPU.
+    """
 
     on_gpu: bool
+    as_on_gpu: bool = False
     sightings: list[Sighting] = field(default_factory=list)
+    gpu_branches: list[Site] = field(default_factory=list)
+    """Where the model branched on ``is_cuda``, which was false."""
     _thread: int = field(default_factory=threading.get_ident)
     _is_inside: bool = False
 
@@ -59,13 +67,16 @@ class HostReads:
                     if hasattr(owner, name):
                         stack.enter_context(_replaced(owner, name, self._around(f"{label}.{name}", judge)))
             stack.enter_context(_replaced(torch.Tensor, "data", self._data_property))
+            stack.enter_context(_replaced(torch.Tensor, "is_cuda", self._is_cuda_property))
             stack.enter_context(_replaced(nn.Module, "__setattr__", self._around("assignment", _assignment)))
             yield
 
     def _methods(self) -> dict[str, Judge]:
         reads = ("tolist", "numpy", "__array__", "cpu", "__repr__", "__format__")
+        # The dispatcher sees these too, but for those inside an operator that is written in Python.
+        numbers = ("item", "__bool__", "__float__", "__int__", "__index__", "__complex__")
         return {
-            **dict.fromkeys(reads, self._read),
+            **dict.fromkeys((*reads, *numbers), self._read),
             "to": self._move,
             "data_ptr": self._address,
             "pin_memory": _sync,
@@ -113,7 +124,9 @@ class HostReads:
     def _note(self, label: str, found: tuple[str, str, Level] | None) -> None:
         if found is not None:
             hazard, text, level = found
-            self.sightings.append(Sighting(id=hazard, operation=label, text=text, level=level, site=user_site()))
+            site, called_from = user_sites()
+            sighting = Sighting(id=hazard, operation=label, text=text, level=level, site=site, called_from=called_from)
+            self.sightings.append(sighting)
 
     def _data_property(self, original: Any) -> property:
         def assign(tensor: torch.Tensor, value: torch.Tensor) -> None:
@@ -123,6 +136,18 @@ class HostReads:
 
         return property(original.__get__, assign)
 
+    def _is_cuda_property(self, original: Any) -> property:
+        def is_cuda(tensor: torch.Tensor) -> bool:
+            found = bool(original.__get__(tensor))
+            code, line = sys._getframe(1).f_code, sys._getframe(1).f_lineno
+            is_asked = not found and not self.on_gpu and origin_of(code.co_filename) != "machinery"
+            if not is_asked or not branches_on_cuda(code, line):
+                return found
+            self.gpu_branches.append(Site(file=code.co_filename, line=line, function=code.co_name))
+            return self.as_on_gpu
+
+        return property(is_cuda)
+
     def _counts(self, tensor: Any) -> bool:
         return isinstance(tensor, torch.Tensor) and (not self.on_gpu or tensor.is_cuda)
 
@@ -130,10 +155,13 @@ class HostReads:
         return _sync(args, kwargs) if self._counts(args[0]) else None
 
     def _move(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, str, Level] | None:
-        # On the CPU twin a device object may be the model's own device; the word "cpu" is meant.
         wanted = [*args[1:2], kwargs.get("device")]
-        to_host = any(isinstance(device, str) and device.startswith("cpu") for device in wanted)
-        return _sync(args, kwargs) if to_host and self._counts(args[0]) else None
+        if not any(map(is_host, wanted)) or not self._counts(args[0]):
+            return None
+        # A device that a variable holds may on a CPU be the model's own; one that is written out is the host.
+        frame = user_frame()
+        is_meant = self.on_gpu or (frame is not None and names_host(frame, "to"))
+        return _sync(args, kwargs) if is_meant else None
 
     def _new_tensor(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, str, Level] | None:
         return _UPLOAD if self._counts(args[0]) else None

@@ -2,24 +2,41 @@
 
 from __future__ import annotations
 
-import random
-import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TypeVar
 
 import torch
 
 from pytest_cudagraph import inputs, leaves, state
+from pytest_cudagraph.audit.differences import Difference, differences
+from pytest_cudagraph.audit.generators import Generators
 from pytest_cudagraph.audit.host_reads import HostReads, Sighting, as_if_capturing
-from pytest_cudagraph.audit.recorder import open_recorder
-from pytest_cudagraph.audit.trace import Origin, Outside, Trace, storage_of
+from pytest_cudagraph.audit.stage import Held, Stage
+from pytest_cudagraph.audit.trace import Trace, identity_of
 from pytest_cudagraph.inputs import Example
+from pytest_cudagraph.inputs.fresh import Like
 from pytest_cudagraph.protocols import Backend, Model
 
 _OTHER_SEED = 1
 """Any seed will do: the other inputs only have to differ from the example."""
+
+_OTHER_INPUTS: dict[Like, str] = {
+    "random": "other",
+    "zeros": "zero",
+    "negative": "negative",
+    "large": "large",
+    "permuted": "permuted",
+}
+"""Each kind of other inputs, and how it is called."""
+
+_REPEATED = ("the second call", "the third call")
+_MORE_CALLS = 4
+"""After a call that was unlike the first; a model that parts ways every third or fourth call is found by then."""
+
+_T = TypeVar("_T")
+Explained = Callable[["Rehearsal"], bool]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -34,118 +51,143 @@ class Rehearsal:
     """The names of parameters and buffers among the state."""
     storages: dict[str, int]
     """The memory of every tensor of the state, by name."""
+    generators: tuple[str, ...] = ()
+    """The generators of random numbers that the first call moved, by name."""
     second: Trace | None = None
     third: Trace | None = None
     """The same inputs and seed again, while Python's own state (counters, ``random``, clocks) runs on."""
-    other: Trace | None = None
-    """Other inputs of the same shapes, from the state of the first call."""
+    repeated: tuple[Difference, ...] = ()
+    """What differs between the second call and the third."""
+    others: dict[str, Trace] = field(default_factory=dict)
+    """Other inputs of the same shapes, from the state of the first call: each kind that did not do what that did."""
     parts: Trace | None = None
     """Under ``no_grad``, where composite operations show as their parts."""
+    beside: dict[str, Trace] = field(default_factory=dict)
+    """What the rules say elsewhere: at another batch size, on the branches that only a GPU takes."""
     sightings: list[Sighting] = field(default_factory=list)
     not_judged: list[str] = field(default_factory=list)
 
 
-def rehearse(model: Model, example: Example, backend: Backend) -> Rehearsal:
-    """Call the model six times; state, inputs and random generators are left as they were.
+def rehearse(
+    model: Model, example: Example, backend: Backend, another: Example | None, explained: Explained
+) -> Rehearsal:  # fmt: skip
+    """Call the model a dozen times; state, inputs and random generators are left as they were.
 
-    What the model raises at the first call is not caught: it fails without any graph.
+    ``another`` is an example of another batch size. ``explained`` tells, after the calls on the same inputs, whether
+    what other inputs may show is already known. What the model raises at the first call is not caught: it fails
+    without any graph.
     """
     extras = [leaf for leaf in leaves.flatten((example.args, example.kwargs))[0] if not isinstance(leaf, torch.Tensor)]
     snapshot = state.Snapshot.take(model, extras=extras)
-    stage = _Stage(model=model, backend=backend, extras=extras, seeded=backend.rng_state())
-    registered, storages = _registered(model), stage.storages()
-    with _generators_kept(backend), as_if_capturing():
+    generators = Generators(backend)
+    stage = Stage(model=model, backend=backend, extras=extras, seeded=backend.rng_state())
+    with generators.kept(), as_if_capturing():
         try:
-            first = stage.record(example, backend.running())
-            changes = snapshot.changes()
-            seen = Rehearsal(first=first, changes=changes, registered=registered, storages=storages)
-            seen.not_judged += [f"{name}: neither saved nor compared" for name in snapshot.not_seen]
-            again = _Attempts(seen.not_judged)
-            seen.second = again.call("the second call", lambda: stage.record(example, backend.running()))
-            seen.third = again.call("the third call", lambda: stage.record(example, backend.running()))
-            snapshot.restore()
-            other = inputs.fresh(example, _OTHER_SEED)
-            seen.other = again.call("the call on other inputs", lambda: stage.record(other, backend.running()))
-            snapshot.restore()
-            seen.parts = again.call("the call outside inference mode", lambda: stage.record(example, _no_grad()))
-            snapshot.restore()
-            seen.sightings = again.call("the call watched for host reads", lambda: stage.watch(example)) or []
+            held = stage.held()
+            registered = _registered(model, held)
+            storages = {name: identity_of(tensor) for name, tensor in held.items()}
+            seen = Rehearsal(
+                first=stage.record(example, held, judges=True),
+                generators=generators.moved(),
+                changes=snapshot.changes(),
+                registered=registered,
+                storages=storages,
+            )
+            seen.not_judged += [f"{name}, neither saved nor compared" for name in snapshot.not_seen]
+            _Acts(stage=stage, snapshot=snapshot, seen=seen, held=held).play(example, another, explained)
         finally:
             snapshot.restore()
     return seen
 
 
 @dataclass(slots=True, kw_only=True)
-class _Stage:
-    model: Model
-    backend: Backend
-    extras: list[Any]
-    seeded: Any
+class _Acts:
+    """Every call after the first."""
 
-    def record(self, example: Example, mode: AbstractContextManager[None]) -> Trace:
-        """One call on copies of the inputs, from the seed, under the recorder."""
-        given = inputs.clone(example)
-        known, kept_alive = self._known(given)
-        recorder = open_recorder(self.backend, known, kept_alive)
-        self.backend.set_rng_state(self.seeded)
-        with mode, recorder:
-            output = self.model(*given.args, **given.kwargs)
-        for path, leaf in leaves.named_leaves(output):
-            outside = recorder.outside_of(leaf) if isinstance(leaf, torch.Tensor) else None
-            if outside is not None:
-                recorder.trace.aliases.append((f"output{path}", outside))
-        return recorder.trace
+    stage: Stage
+    snapshot: state.Snapshot
+    seen: Rehearsal
+    held: Held
 
-    def watch(self, example: Example) -> list[Sighting]:
-        """One call on copies of the inputs with torch's own methods watched, and no mode in the way."""
-        given = inputs.clone(example)
-        reads = HostReads(on_gpu=self.backend.kind == "cuda")
-        self.backend.set_rng_state(self.seeded)
-        with self.backend.running(), reads.watching():
-            self.model(*given.args, **given.kwargs)
-        return reads.sightings
+    def play(self, example: Example, another: Example | None, explained: Explained) -> None:
+        self._again(example)
+        parts = "the call outside inference mode"
+        self.seen.parts = self._anew(parts, lambda: self.stage.judge(example, self.held, _no_grad()))
+        self._watch(example)
+        if another is not None:
+            self._beside("another batch size", "the call at another batch size", another)
+        if not explained(self.seen):
+            for kind, name in _OTHER_INPUTS.items():
+                self._on_other_inputs(name, inputs.fresh(example, _OTHER_SEED, like=kind))
 
-    def storages(self) -> dict[str, int]:
-        """The memory of every tensor of the state as it is now, by name."""
-        held = {name: storage_of(tensor) for name, tensor in state.live(self.model, extras=self.extras).items()}
-        return {name: storage.cdata for name, storage in held.items() if storage is not None}
+    def _again(self, example: Example) -> None:
+        """The same inputs and seed, while Python's own state runs on: twice, and oftener where the calls differ."""
+        seen, stage = self.seen, self.stage
+        reads_foreign = any(outside.origin == "foreign" for op in seen.first.operations for outside in op.reads)
+        # Where the state stays and nothing else is read, it is enough to ask whether each call is like the first.
+        if not seen.changes and not reads_foreign:
+            alike = [self._try(what, lambda: stage.is_like(seen.first, example, self.held)) for what in _REPEATED]
+            if False not in alike:
+                seen.second, seen.third = (seen.first if is_like else None for is_like in alike)
+                return
+        seen.second = self._try(_REPEATED[0], lambda: stage.record(example, stage.held()))
+        seen.third = self._try(_REPEATED[1], lambda: stage.record(example, stage.held()))
+        for _ in range(_MORE_CALLS):
+            if seen.second is None or seen.third is None:
+                return
+            seen.repeated = differences(seen.second, seen.third)
+            if seen.repeated or seen.changes or reads_foreign:
+                return
+            # One of the calls was unlike the first: what comes once in a while is waited for.
+            seen.third = self._try("a further call", lambda: stage.record(example, stage.held()))
 
-    def _known(self, given: Example) -> tuple[dict[int, Outside], list[object]]:
-        held = state.live(self.model, extras=self.extras)
-        passed = [(f"args{path}", leaf) for path, leaf in leaves.named_leaves(given.args)]
-        passed += [(f"kwargs{path}", leaf) for path, leaf in leaves.named_leaves(given.kwargs)]
-        known: dict[int, Outside] = {}
-        # What the call frees (an input taken out of a dict, a parameter whose data is replaced) must not serve again
-        # under the same identity: references to the storages see to that without holding the memory.
-        kept_alive: list[object] = [*held.values()]
-        named: tuple[tuple[Origin, Iterable[tuple[str, Any]]], ...] = (("state", held.items()), ("input", passed))
-        for origin, tensors in named:
-            for name, tensor in tensors:
-                storage = storage_of(tensor) if isinstance(tensor, torch.Tensor) else None
-                if storage is not None:
-                    known.setdefault(storage.cdata, Outside(origin=origin, name=name, storage=storage.cdata))
-                    kept_alive.append(storage)
-        return known, kept_alive
+    def _watch(self, example: Example) -> None:
+        """With torch's own methods watched; where a branch asks for a GPU, once more as if tensors lay on one."""
+        reads = HostReads(on_gpu=self.stage.backend.kind == "cuda")
+        self._anew("the call watched for host reads", lambda: self.stage.watch(example, reads.watching()))
+        self.seen.sightings += reads.sightings
+        if reads.gpu_branches:
+            pretending = HostReads(on_gpu=False, as_on_gpu=True)
+            mode = _both(self.stage.backend.running(), pretending.watching())
+            self._beside("on a GPU", f"the branch on is_cuda at {reads.gpu_branches[0]}", example, mode)
+            self.seen.sightings += pretending.sightings
 
+    def _beside(
+        self, name: str, what: str, example: Example, mode: AbstractContextManager[None] | None = None
+    ) -> None:  # fmt: skip
+        found = self._anew(what, lambda: self.stage.judge(example, self.held, mode))
+        if found is not None:
+            self.seen.beside[name] = found
 
-@dataclass(slots=True)
-class _Attempts:
-    not_judged: list[str]
+    def _on_other_inputs(self, name: str, given: Example) -> None:
+        what = f"the call on {name} inputs"
+        is_like = self._anew(what, lambda: self.stage.is_like(self.seen.first, given, self.held))
+        # To record a call whole costs twice as much: only where there is something to tell.
+        if is_like is False:
+            found = self._anew(what, lambda: self.stage.record(given, self.held))
+            if found is not None:
+                self.seen.others[name] = found
 
-    def call(self, what: str, run: Callable[[], Any]) -> Any:
+    def _anew(self, what: str, run: Callable[[], _T]) -> _T | None:
+        """From the state before the first call; where no call changes it, that is the state there is."""
+        if self.seen.changes or self.seen.repeated:
+            self.snapshot.restore()
+        return self._try(what, run)
+
+    def _try(self, what: str, run: Callable[[], _T]) -> _T | None:
         """The result of ``run``; None, and a line, when the model raises."""
         try:
             return run()
         # The model may refuse what only the audit asks of it (other inputs, another mode): said, and passed over.
         except Exception as error:
             first_line = (str(error).splitlines() or [""])[0]
-            self.not_judged.append(f"{what} raised {type(error).__name__}: {first_line}")
+            self.seen.not_judged.append(f"{what}, which raised {type(error).__name__}: {first_line}")
             return None
 
 
-def _registered(model: Model) -> frozenset[str]:
+def _registered(model: Model, held: dict[str, torch.Tensor]) -> frozenset[str]:
     own = {id(t) for module in state.modules_of(model) for t in (*module.parameters(), *module.buffers())}
-    return frozenset(name for name, tensor in state.live(model).items() if id(tensor) in own)
+    return frozenset(name for name, tensor in held.items() if id(tensor) in own)
 
 
 @contextmanager
@@ -156,12 +198,6 @@ def _no_grad() -> Iterator[None]:
 
 
 @contextmanager
-def _generators_kept(backend: Backend) -> Iterator[None]:
-    """Put back torch's default generators, Python's and, where it is loaded, numpy's."""
-    with ExitStack() as stack:
-        stack.callback(backend.set_rng_state, backend.rng_state())
-        stack.callback(random.setstate, random.getstate())
-        numpy = sys.modules.get("numpy")
-        if numpy is not None:
-            stack.callback(numpy.random.set_state, numpy.random.get_state())
+def _both(outer: AbstractContextManager[None], inner: AbstractContextManager[None]) -> Iterator[None]:
+    with outer, inner:
         yield

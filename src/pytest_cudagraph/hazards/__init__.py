@@ -13,7 +13,7 @@ from pytest_cudagraph.hazards.catalogue import (
     CudaError,
     Hazard,
 )
-from pytest_cudagraph.hazards.rules import Refusal, refusal, remark
+from pytest_cudagraph.hazards.rules import Refusal, is_judged, judge, refusal, remark
 
 __all__ = [
     "CAPTURE_IMPLICIT",
@@ -28,6 +28,8 @@ __all__ = [
     "CudaError",
     "Hazard",
     "Refusal",
+    "is_judged",
+    "judge",
     "refusal",
     "remark",
 ]

@@ -77,25 +77,31 @@ def refusal(
     ``from_host`` tells Python numbers from 0-dim device tensors in ``x[mask] = value`` and its like; without it
     such a value counts as a number, which is legal.
     """
-    found = _judge(func, args, kwargs or {}, from_host)
+    found = judge(func, args, kwargs or {}, from_host)
     return found if found is not None and found.level == "error" else None
 
 
 def remark(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> Refusal | None:
     """What is legal in this operation and still worth a note: a number made into a tensor, a custom operator."""
-    found = _judge(func, args, kwargs or {}, None)
+    found = judge(func, args, kwargs or {})
     return found if found is not None and found.level == "note" else None
 
 
-def _judge(
-    func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], from_host: FromHost | None
+def judge(
+    func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], from_host: FromHost | None = None
 ) -> Refusal | None:  # fmt: skip
+    """What a capture would say of one operation, be it a refusal or a remark; None where it just records it."""
     for rule in _rules(func):
         found = rule(args, kwargs, from_host)
         if found is not None:
             hazard, text, level = found
             return Refusal(id=hazard, text=text, operation=str(getattr(func, "overloadpacket", func)), level=level)
     return None
+
+
+def is_judged(func: Any) -> bool:
+    """Whether there is any rule for an operation: most are never refused, whatever their arguments."""
+    return bool(_rules(func))
 
 
 # A capture asks for every operation; an overload's rules never change.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import linecache
 import random
 import re
@@ -16,8 +17,10 @@ from torch import nn
 
 from pytest_cudagraph import hazards
 from pytest_cudagraph.audit import Audit, audit
-from pytest_cudagraph.inputs import Example
+from pytest_cudagraph.inputs import Example, batch_examples
 from pytest_cudagraph.state import Snapshot
+
+X = torch.ones(2, 4)
 
 
 class HostBackend:
@@ -60,7 +63,8 @@ NOTED = [case for case in QUICK if case.expected.notes and not case.expected.aud
 def audit_of(case):
     with case.around():
         model, args, kwargs = case.build()
-        return audited(model, *args, **kwargs)
+        examples = batch_examples(args, kwargs, (2, 4))
+        return audit(model, examples[2], HostBackend(), examples[4])
 
 
 def is_marked(site):
@@ -184,22 +188,196 @@ def test_what_the_model_raises_at_once_is_not_caught_and_everything_is_put_back(
     assert torch.equal(torch.get_rng_state(), drawn)
 
 
-@pytest.mark.parametrize(
-    ("at_call", "what"),
-    [
-        (2, "the second call"),
-        (3, "the third call"),
-        (4, "the call on other inputs"),
-        (5, "the call outside inference mode"),
-        (6, "the call watched for host reads"),
-    ],
+CALLS_AFTER_THE_FIRST = (
+    "the second call",
+    "the third call",
+    "the call outside inference mode",
+    "the call watched for host reads",
+    "the call on other inputs",
+    "the call on zero inputs",
+    "the call on negative inputs",
+    "the call on large inputs",
+    "the call on permuted inputs",
 )
-def test_a_later_call_that_raises_is_said_and_passed_over(at_call, what, monkeypatch):
+
+
+@pytest.mark.parametrize("at_call", range(2, 11))
+def test_a_later_call_that_raises_is_said_and_passed_over(at_call, monkeypatch):
     monkeypatch.setattr(silent, "GLOBAL_CALLS", [0])
     before = torchs_own()
     found = audited(Raising(at_call=at_call))
-    assert found == Audit(not_judged=(f"{what} raised ValueError: no more",))
+    what = CALLS_AFTER_THE_FIRST[at_call - 2]
+    assert found == Audit(not_judged=(f"{what}, which raised ValueError: no more",))
     assert torchs_own() == before
+
+
+def test_a_clean_model_is_called_ten_times_and_once_at_another_batch_size(monkeypatch):
+    monkeypatch.setattr(silent, "GLOBAL_CALLS", [0])
+    assert audited(Raising(at_call=0)) == Audit()
+    assert silent.GLOBAL_CALLS == [10]
+    assert audit(Raising(at_call=0), example_of(X), HostBackend(), example_of(torch.ones(4, 4))) == Audit()
+    assert silent.GLOBAL_CALLS == [21]
+
+
+@pytest.mark.parametrize("start", range(3))
+def test_a_branch_that_is_taken_every_third_call_is_found_although_no_state_shows_it(start, monkeypatch):
+    monkeypatch.setattr(silent, "GLOBAL_CALLS", [start])
+
+    def model(x):
+        silent.GLOBAL_CALLS[0] += 1
+        return x * 2 if silent.GLOBAL_CALLS[0] % 3 == 0 else x + 1
+
+    assert ids(audited(model), "error") == ["control-flow"]
+
+
+def test_a_model_that_refuses_inputs_which_only_the_audit_gives_is_not_judged_on_them():
+    def model(x):
+        assert x.shape[0] < 3, "too many rows"
+        return torch.linalg.cholesky_ex(x.T @ x)[0] if HostMath.is_positive(x) else _refuse()
+
+    found = audit(model, example_of(torch.rand(2, 4) + 1), HostBackend(), example_of(torch.rand(4, 4)))
+    assert found.findings == ()
+    assert found.not_judged == (
+        "the call at another batch size, which raised AssertionError: too many rows",
+        "the call on zero inputs, which raised ValueError: not positive",
+        "the call on negative inputs, which raised ValueError: not positive",
+        "the call on large inputs, which raised ValueError: not positive",
+    )
+
+
+class HostMath:
+    @staticmethod
+    def is_positive(x):
+        return bool((np.from_dlpack(x) > 0).all())
+
+
+def _refuse():
+    raise ValueError("not positive")
+
+
+def test_what_is_refused_only_at_another_batch_size_is_found_there():
+    found = audit(loud.OnlyLargeBatches(), example_of(X), HostBackend(), example_of(torch.ones(4, 4)))
+    (error,) = found.errors
+    assert error.id == "host-sync"
+    assert is_marked(error.site)
+    assert "another batch size: aten.item" in error.evidence
+    assert audited(loud.OnlyLargeBatches()) == Audit()
+
+
+@pytest.mark.parametrize("cls", [silent.BranchOnZeros, silent.BranchOnNegative, silent.BranchOnLarge])
+def test_the_evidence_names_the_inputs_that_take_another_branch(cls):
+    model, args, _ = CASES[cls.__name__].build()
+    (error,) = audited(model, *args).errors
+    kind = {"BranchOnZeros": "zero", "BranchOnNegative": "negative", "BranchOnLarge": "large"}[cls.__name__]
+    assert f"calls on {kind} inputs: aten.linear.default, then aten.add.Tensor" in error.evidence
+
+
+LIBRARY_MODEL = """
+import torch
+
+class Layer(torch.nn.Module):
+    def forward(self, x):
+        return x * x.max().item()
+"""
+
+
+def test_a_finding_in_an_installed_library_names_its_line_and_the_projects(tmp_path, monkeypatch):
+    folder = tmp_path / "site-packages" / "layers_of_others"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").write_text(LIBRARY_MODEL, encoding="utf-8")
+    monkeypatch.syspath_prepend(folder.parent)
+    layer = importlib.import_module("layers_of_others").Layer()
+
+    def model(x):
+        return layer(x) + 1
+
+    (error,) = audited(model).errors
+    assert (Path(error.site.file).parent.name, error.site.line) == ("layers_of_others", 6)
+    assert (error.called_from.file, error.called_from.function) == (__file__, "model")
+    assert error.called_from.line == model.__code__.co_firstlineno + 1
+
+
+def test_a_finding_in_the_project_has_no_second_line():
+    assert [finding.called_from for finding in audited(loud.Item()).findings] == [None]
+
+
+def test_a_branch_that_compares_the_type_of_a_device_with_cuda_is_not_judged():
+    def model(x):
+        if x.device.type == "cuda":
+            return x * x.max().item()
+        return x + 1
+
+    found = audited(model)
+    line = model.__code__.co_firstlineno + 1
+    assert found.findings == ()
+    (told,) = found.not_judged
+    assert told.endswith(f"test_audit.py:{line}, which runs only on a GPU")
+    assert told.startswith("the branch at ")
+
+
+def test_a_branch_on_is_cuda_that_no_cpu_can_run_is_not_judged():
+    def model(x):
+        if x.is_cuda:
+            raise RuntimeError("no kernel for this device")
+        return x + 1
+
+    found = audited(model)
+    assert found.findings == ()
+    (told,) = found.not_judged
+    assert "the branch on is_cuda at " in told
+    assert told.endswith(", which raised RuntimeError: no kernel for this device")
+
+
+def test_what_the_host_reads_on_the_branch_of_a_gpu_is_found():
+    def model(x):
+        return x * sum(x[0].tolist()) if x.is_cuda else x + 1
+
+    (error,) = audited(model).errors
+    assert (error.id, error.site.line) == ("host-sync", model.__code__.co_firstlineno + 1)
+
+
+@pytest.mark.parametrize(
+    ("draw", "name"), [(random.random, "Python's random"), (np.random.rand, "numpy.random")], ids=["python", "numpy"]
+)
+def test_a_generator_of_the_host_that_moves_to_no_effect_is_a_note(draw, name):
+    def model(x):
+        draw()
+        return x + 1
+
+    (note,) = audited(model).findings
+    assert (note.level, note.id) == ("note", "rng")
+    assert note.evidence == f"{name} moves; a replay draws nothing from it"
+
+
+def test_an_operator_that_draws_without_saying_so_is_a_note():
+    library = torch.library.Library("cudagraph_draws", "DEF")
+    library.define("noise(Tensor x) -> Tensor")
+    library.impl("noise", lambda x: x + torch.rand(()), "CompositeExplicitAutograd")
+    found = audited(torch.ops.cudagraph_draws.noise)
+    library._destroy()
+    (note,) = [finding for finding in found.findings if finding.id == "rng"]
+    assert note.evidence == "torch's default generator moves; no operation tells that it draws"
+
+
+def test_a_constant_that_stays_on_the_host_by_name_is_found_where_it_is_made():
+    def model(x):
+        half = torch.full((4,), 0.5, device="cpu")
+        return x.relu() * half
+
+    (error,) = audited(model).errors
+    assert (error.id, error.site.line) == ("host-data", model.__code__.co_firstlineno + 1)
+    assert "aten.full: made on the host by name; mul takes it beside tensors of the device" in error.evidence
+
+
+GLOBAL_HOST_TENSOR = torch.ones(4)
+
+
+def test_a_constant_of_the_host_that_meets_only_the_hosts_tensors_is_not_judged():
+    def model(x):
+        table = GLOBAL_HOST_TENSOR + torch.ones(4, device="cpu") + torch.arange(4)
+        return x + table.shape[0]
+
+    assert ids(audited(model), "error") == []
 
 
 def test_a_scripted_model_is_not_audited():
@@ -237,11 +415,16 @@ def test_a_custom_operator_is_said_not_to_be_judged():
     found = audited(torch.ops.cudagraph_audit.twice)
     library._destroy()
     assert ids(found, "note") == ["unknown-op"]
-    assert found.not_judged == ("the inside of cudagraph_audit.twice",)
+    assert found.not_judged == ("custom operator cudagraph_audit::twice",)
 
 
 def test_on_a_gpu_reading_tensors_of_the_host_is_the_hosts_own_business():
-    assert ids(audited(loud.MaskRead(), torch.ones(2, 4), kind="cuda"), "error") == []
+    def model(x):
+        table = torch.arange(4.0)
+        return x + table[table > 1].sum()
+
+    assert ids(audited(model, kind="cuda"), "error") == []
+    assert ids(audited(model, kind="cpu"), "error") == ["dynamic-shape"]
     assert ids(audited(loud.HostList(), kind="cuda"), "error") == []
 
 

@@ -9,7 +9,8 @@ import sys
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
-from types import CodeType, FrameType, TracebackType
+from types import FrameType, TracebackType
+from typing import Literal, NamedTuple
 
 import torch
 
@@ -25,7 +26,7 @@ _GENERATED = re.compile(r"<(?!stdin|ipython)")
 
 _OWN_FOLDERS = tuple(
     str(folder) + separator
-    for folder in (Path(__file__).resolve().parent, Path(__file__).parent, Path(torch.__file__).parent)
+    for folder in (Path(__file__).resolve().parents[1], Path(__file__).parents[1], Path(torch.__file__).parent)
     for separator in ("/", "\\")
 )
 _STANDARD_LIBRARY = tuple(
@@ -35,17 +36,45 @@ _STANDARD_LIBRARY = tuple(
 )
 
 
+Origin = Literal["machinery", "library", "project"]
+
+
+class Sites(NamedTuple):
+    """The innermost line outside torch; where that is in a library, also the project's line that led there."""
+
+    site: Site | None = None
+    called_from: Site | None = None
+
+
 def user_site() -> Site | None:
     """The innermost line running now that is neither torch's, this package's nor the standard library's.
 
     For an ``nn.Sequential`` of plain modules that is the line that called it; None when every frame is foreign.
     """
+    frame = user_frame()
+    return None if frame is None else _site_at(frame)
+
+
+def user_sites() -> Sites:
+    """The line of :func:`user_site`, and the innermost line outside installed libraries that led to it."""
+    frame = user_frame()
+    if frame is None:
+        return Sites()
+    site = _site_at(frame)
+    if origin_of(frame.f_code.co_filename) != "library":
+        return Sites(site)
+    outer: FrameType | None = frame
+    while outer is not None and origin_of(outer.f_code.co_filename) != "project":
+        outer = outer.f_back
+    return Sites(site, None if outer is None else _site_at(outer))
+
+
+def user_frame() -> FrameType | None:
+    """The frame of :func:`user_site`. Do not keep it: a frame keeps all its variables alive."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if _is_user_file(frame.f_code.co_filename):
-            return _site(frame.f_code, frame.f_lineno)
+    while frame is not None and not _is_user_file(frame.f_code.co_filename):
         frame = frame.f_back
-    return None
+    return frame
 
 
 def user_site_of(exc: BaseException) -> Site | None:
@@ -78,21 +107,33 @@ def _innermost(traceback: TracebackType | None) -> Site | None:
     while traceback is not None:
         code = traceback.tb_frame.f_code
         if _is_user_file(code.co_filename):
-            found = _site(code, traceback.tb_lineno)
+            found = _site(code.co_filename, traceback.tb_lineno, code.co_name)
         traceback = traceback.tb_next
     return found
 
 
-def _site(code: CodeType, line: int) -> Site:
-    return Site(file=code.co_filename, line=line, function=code.co_name)
+def _site_at(frame: FrameType) -> Site:
+    return _site(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+
+
+# The layers of a model come back to the same few lines again and again.
+@functools.lru_cache(maxsize=4096)
+def _site(file: str, line: int, function: str) -> Site:
+    return Site(file=file, line=line, function=function)
 
 
 # Asked for every frame of every operation of a capture; a process runs a few thousand files at most.
 @functools.cache
 def _is_user_file(name: str) -> bool:
-    if _GENERATED.match(name) or name.startswith(_OWN_FOLDERS):
-        return False
-    installed = _INSTALLED.search(name)
+    return origin_of(name) != "machinery"
+
+
+@functools.cache
+def origin_of(file: str) -> Origin:
+    """Whose code a file holds: of torch, pytest, the standard library or this package (``machinery``), or a model's."""
+    if _GENERATED.match(file) or file.startswith(_OWN_FOLDERS):
+        return "machinery"
+    installed = _INSTALLED.search(file)
     if installed is not None:
-        return installed.group(1).removesuffix(".py") not in _MACHINERY
-    return not name.startswith(_STANDARD_LIBRARY)
+        return "machinery" if installed.group(1).removesuffix(".py") in _MACHINERY else "library"
+    return "machinery" if file.startswith(_STANDARD_LIBRARY) else "project"
