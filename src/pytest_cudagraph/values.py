@@ -225,8 +225,8 @@ class Timing:
     """Level of the eager arm in the last quarter of the run over the first quarter."""
     inner_calls: int = 1
     notes: tuple[str, ...] = ()
-    reference_ns: float | None = None
-    """The reference workload beside this measurement; None where there was none, or it did not hold still."""
+    reference: Latency | None = None
+    """The reference workload between the blocks of this measurement; None where there was none."""
     busy_ns: float | None = None
     """What the kernels of one replay take by themselves; None where nothing told."""
 
@@ -242,8 +242,9 @@ class Session:
     """See :attr:`DeviceInfo.software`."""
     q25_ns: float
     median_ns: float
-    reference_ns: float | None = None
-    """The reference workload of that run, to divide by; see :attr:`Timing.reference_ns`."""
+    reference_q25_ns: float | None = None
+    """The reference workload of that run, to divide by like with like; see :attr:`Timing.reference`."""
+    reference_median_ns: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -284,8 +285,13 @@ class BaseComparison:
     head_replay_ns: tuple[float, ...] = ()
     base_eager_ns: tuple[float, ...] = ()
     head_eager_ns: tuple[float, ...] = ()
+    base_reference_ns: tuple[float, ...] = ()
+    head_reference_ns: tuple[float, ...] = ()
+    """The reference workload beside each of them; empty where a process has none."""
     base_kernels: int | None = None
     head_kernels: int | None = None
+    change: Interval | None = None
+    """Head's replay over base's: what was judged; None where there is nothing to compare."""
     missing: str = ""
     """Why there is nothing to compare, in words; empty where there is."""
 

@@ -28,6 +28,15 @@ def test_ten_percent_slower_fails_and_says_by_how_much(golden):
     golden("gate_base_slower.txt", "\n".join([found.reason, *found.evidence, found.remedy]))
 
 
+def test_a_machine_that_was_slower_for_the_head_is_told_by_the_reference():
+    slow = (110_000.0,) * 5
+    found = gate.judge_base(
+        readings(0.10, 0.005, base_reference_ns=(100_000.0,) * 5, head_reference_ns=slow, head_kernels=46), 0.05
+    )
+    assert found.verdict is Verdict.PASSED
+    assert "divided by the reference workload of each process (100.0 -> 110.0 µs)" in found.evidence
+
+
 def test_the_same_speed_passes(golden):
     found = gate.judge_base(readings(0.0, 0.005, head_kernels=46), 0.05)
     assert found.verdict is Verdict.PASSED

@@ -31,9 +31,14 @@ _UNMOVED = 0.02
 def base_change(found: BaseComparison) -> Interval | None:
     """Head's replay over base's, with the 99 % interval of the mean log-ratio over pairs; None where there is none.
 
-    Student's t over processes, because the layout of a process is noise of its own that more calls do not average out.
+    Each replay is divided by the reference workload of its own process, where there is one: what slows the machine for
+    a while slows both. Student's t over processes, because the layout of a process is noise of its own that more calls
+    do not average out.
     """
     logs = _log_ratios(found.head_replay_ns, found.base_replay_ns)
+    if found.head_reference_ns:
+        references = _log_ratios(found.head_reference_ns, found.base_reference_ns)
+        logs = [log - reference for log, reference in zip(logs, references, strict=True)]
     quantile = _T_QUANTILES.get(len(logs) - 1)
     if quantile is None:
         return None
@@ -74,7 +79,9 @@ def _change_text(change: Interval, revision: str) -> str:
     """``10 % slower than in HEAD~1 (a1b2c3d), 99% interval +8.9 % to +12 %``."""
     direction = "slower" if change.estimate >= 1.0 else "faster"
     size = percent_text(abs(change.estimate - 1.0))
-    return f"{size} {direction} than in {revision}, 99% interval {signed_text(change.low)} to {signed_text(change.high)}"
+    return (
+        f"{size} {direction} than in {revision}, 99% interval {signed_text(change.low)} to {signed_text(change.high)}"
+    )
 
 
 def _accept(change: Interval) -> str:
@@ -86,8 +93,15 @@ def _evidence(found: BaseComparison) -> tuple[str, ...]:
     replay = change_text(statistics.median(found.base_replay_ns), statistics.median(found.head_replay_ns))
     pairs = plural(len(found.head_replay_ns), "pair")
     lines = [f"base -> head: replay {replay}, lower quartiles in {pairs} of processes, in turn"]
-    lines += [line for line in (_eager_text(found), _kernels_text(found)) if line]
+    lines += [line for line in (_eager_text(found), _reference_text(found), _kernels_text(found)) if line]
     return tuple(lines)
+
+
+def _reference_text(found: BaseComparison) -> str:
+    if not found.head_reference_ns:
+        return "not divided by a reference workload"
+    change = change_text(statistics.median(found.base_reference_ns), statistics.median(found.head_reference_ns))
+    return f"divided by the reference workload of each process ({change})"
 
 
 def _eager_text(found: BaseComparison) -> str:

@@ -68,6 +68,8 @@ def end_run(reports: Sequence[GraphReport], collected: Collected, settings: Sett
     for device in _devices(reports):
         _end_device(device, [each for each in reports if each.device == device], collected, settings, said)
     said.lines += report.base_table(reports)
+    if settings.suggest:
+        said.lines += report.suggestions(reports)
     if settings.json:
         _write_document(collected.folder / settings.json, reports, settings, said)
     return Ending(lines=tuple(said.lines), problems=tuple(said.problems), failed=bool(said.problems))

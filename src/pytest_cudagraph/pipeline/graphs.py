@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pytest_cudagraph import inputs
 from pytest_cudagraph.errors import InputError
-from pytest_cudagraph.protocols import Model
-from pytest_cudagraph.values import Receipt
+from pytest_cudagraph.protocols import CapturedGraph, Model
+from pytest_cudagraph.values import Agreement, Disagreement, Receipt
 
 if TYPE_CHECKING:
     from pytest_cudagraph.pipeline.story import Story
@@ -42,7 +43,10 @@ class Graphs(Mapping[int, Callable[..., Any]]):
     @property
     def receipts(self) -> Mapping[int, Receipt]:
         """Per batch size what was captured; empty without ``--cudagraph``."""
-        return {size: graph.receipt for size, graph in self.story.graphs.items()} if self.story else {}
+        story = self.story
+        if story is None:
+            return {}
+        return {size: receipt_of(graph, story.agreements.get(size)) for size, graph in story.graphs.items()}
 
     def __getitem__(self, batch_size: int) -> Callable[..., Any]:
         try:
@@ -69,3 +73,9 @@ class Graphs(Mapping[int, Callable[..., Any]]):
         if self.story is None or self.story.is_closed:
             raise InputError("these graphs ended with the test that captured them; capture them again in this one")
         return self.story
+
+
+def receipt_of(graph: CapturedGraph, checked: Agreement | Disagreement | None) -> Receipt:
+    """The graph's receipt with what has come of it until now: launches, and calls that went past it."""
+    fallbacks = (checked.message,) if isinstance(checked, Disagreement) and checked.where == "graph" else ()
+    return replace(graph.receipt, replays=graph.replays, fallbacks=fallbacks)

@@ -41,6 +41,7 @@ class AgainstBase:
             base = self.found.get((report.name, batch.batch_size)) or BaseComparison(
                 revision=self.revision, missing="the processes of the comparison did not come to it"
             )
+            base = replace(base, change=gate.base_change(base))
             judgement = gate.judge_base(base, self.max_slowdown, judged=judged, why_not=why_not)
             return replace(batch, base=base, judgements=(*batch.judgements, judgement))
 
@@ -113,12 +114,15 @@ def _paired(key: Key, base: Sequence[Sample], head: Sequence[Sample], revision: 
     if missing:
         return BaseComparison(revision=revision, missing=missing)
     ones, others = [each for each in befores if each], [each for each in afters if each]
+    has_reference = all(each.reference_ns for each in (*ones, *others))
     return BaseComparison(
         revision=revision,
         base_replay_ns=tuple(each.replay_ns or 0.0 for each in ones),
         head_replay_ns=tuple(each.replay_ns or 0.0 for each in others),
         base_eager_ns=tuple(each.eager_ns or 0.0 for each in ones),
         head_eager_ns=tuple(each.eager_ns or 0.0 for each in others),
+        base_reference_ns=tuple(each.reference_ns or 0.0 for each in ones if has_reference),
+        head_reference_ns=tuple(each.reference_ns or 0.0 for each in others if has_reference),
         base_kernels=ones[-1].kernels,
         head_kernels=others[-1].kernels,
     )

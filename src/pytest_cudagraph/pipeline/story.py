@@ -13,6 +13,7 @@ from pytest_cudagraph import audit, capture, check, compile, gate, hazards
 from pytest_cudagraph.compile import Compiled
 from pytest_cudagraph.errors import CudagraphError, EagerFailed, GraphTestFailure, InputError
 from pytest_cudagraph.pipeline.bench import Bench, Progress
+from pytest_cudagraph.pipeline.graphs import receipt_of
 from pytest_cudagraph.pipeline.raised import failure_in, judgement_of
 from pytest_cudagraph.pipeline.subject import Subject, run_eagerly
 from pytest_cudagraph.pipeline.timing import Trial, left_as_it_was, time_trial
@@ -127,10 +128,10 @@ class Story:
         run_eagerly(subject.eager, subject.examples, self.bench.backend, subject.resizing)
 
     def audit(self) -> None:
-        """Look for hazards in the eager model, at the smallest batch size."""
+        """Look for hazards in the eager model, at the smallest batch size and, by the rules, at the largest."""
         self._tell("audit")
-        smallest = self.subject.examples[min(self.subject.examples)]
-        self._audit = audit.audit(self.subject.eager, smallest, self.bench.backend)
+        smallest, *others = (self.subject.examples[size] for size in sorted(self.subject.examples))
+        self._audit = audit.audit(self.subject.eager, smallest, self.bench.backend, others[-1] if others else None)
         errors = [finding for finding in self._audit.findings if finding.level == "error"]
         self._judgements += [gate.judge_finding(finding) for finding in errors]
 
@@ -191,6 +192,7 @@ class Story:
             rtol=self.case.rtol,
             atol=self.case.atol,
             captured_at=self._captures.addresses if self._captures else None,
+            captured_for=self.call_for,
             progress=self._tell,
         )
         for batch_size, found in self.agreements.items():
@@ -225,6 +227,7 @@ class Story:
             judged=bench.judged,
             why_not=bench.why_not,
             disturbance=disturbance,
+            receipt=receipt,
         )
         of_speedup = gate.judge_speedup(
             timing,
@@ -273,12 +276,12 @@ class Story:
         return [size for size in self.case.batch_sizes if self._of_batch[size]]
 
     def _batch_report(self, size: int, compile_ns: int | None) -> BatchReport:
-        agreement = self.agreements.get(size)
+        graph, agreement = self.graphs.get(size), self.agreements.get(size)
         return BatchReport(
             batch_size=size,
             judgements=tuple(self._of_batch[size]),
             min_speedup=self.case.min_speedup[size],
-            receipt=self.graphs[size].receipt if size in self.graphs else None,
+            receipt=receipt_of(graph, agreement) if graph else None,
             agreement=agreement if isinstance(agreement, Agreement) else None,
             timing=self._timings.get(size),
             baseline=self.bench.find_saved(self.case.name, size),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pytest_cudagraph import measure, stopping
 from pytest_cudagraph.inputs.objects import opaque_arguments
@@ -16,7 +16,7 @@ from pytest_cudagraph.state import Snapshot
 from pytest_cudagraph.units import NS_PER_S, seconds_text
 from pytest_cudagraph.values import Timing
 
-_MIN_TIME_NS = 0.2 * NS_PER_S
+_MIN_TIME_NS = 0.25 * NS_PER_S
 """A verdict after less would fall within one burst of a noisy neighbour (docs/statistics.md)."""
 
 
@@ -46,9 +46,11 @@ def left_as_it_was(subject: Subject, bench: Bench) -> Iterator[Snapshot]:
 
 def time_trial(trial: Trial, subject: Subject, bench: Bench, progress: Progress) -> tuple[Timing, str]:
     """The timing, and what disturbed the device meanwhile (empty if nothing did)."""
-    backend = bench.backend
+    backend, readings = bench.backend, bench.reference.readings() if bench.reference else None
 
-    def tell(spent_ns: float, bound_ns: float) -> None:
+    def between_blocks(spent_ns: float, bound_ns: float) -> None:
+        if readings is not None:
+            readings.keep_up(spent_ns)
         of = f"{seconds_text(spent_ns)} of at most {seconds_text(bound_ns)}"
         progress(f"measure batch {trial.batch_size}, {of}")
 
@@ -62,8 +64,9 @@ def time_trial(trial: Trial, subject: Subject, bench: Bench, progress: Progress)
             synchronize=backend.synchronize,
             prepare=_rewinder(trial, subject, before),
             event_timer=backend.event_timer(),
-            progress=tell,
+            progress=between_blocks,
         )
+    timing = replace(timing, reference=readings.latency() if readings else None)
     return timing, watch.card.disturbance if backend.kind == "cuda" else ""
 
 

@@ -6,6 +6,7 @@ from pytest_cudagraph.report.document import document, json_text, properties, ro
 from pytest_cudagraph.report.failure import failure_text
 from pytest_cudagraph.report.header import device_text, header
 from pytest_cudagraph.report.plain import from_plain, to_plain
+from pytest_cudagraph.report.suggest import suggestions
 from pytest_cudagraph.report.table import Row, closing, render, rows_of, table
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "render",
     "rows_of",
     "rows_of_document",
+    "suggestions",
     "table",
     "to_plain",
 ]

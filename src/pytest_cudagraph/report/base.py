@@ -38,7 +38,7 @@ def _named_once(rows: list[list[str]]) -> list[list[str]]:
 def _row(report: GraphReport, batch: BatchReport, base: BaseComparison) -> list[str]:
     judgement = next((each for each in batch.judgements if each.gate == "base"), None)
     verdict = judgement.verdict.value.replace("-", " ") if judgement else "-"
-    if base.missing:
+    if base.change is None:
         return [report.name, str(batch.batch_size), "-", "-", "-", "-", base.missing]
     before_ns, after_ns = statistics.median(base.base_replay_ns), statistics.median(base.head_replay_ns)
     return [
@@ -46,7 +46,7 @@ def _row(report: GraphReport, batch: BatchReport, base: BaseComparison) -> list[
         str(batch.batch_size),
         latency_text(before_ns),
         latency_text(after_ns),
-        f"{'+' if after_ns >= before_ns else '-'}{percent_text(abs(after_ns / before_ns - 1.0))}",
+        f"{'+' if base.change.estimate >= 1.0 else '-'}{percent_text(abs(base.change.estimate - 1.0))}",
         _kernels(base.base_kernels, base.head_kernels),
         "slower" if verdict == "failed" else verdict,
     ]

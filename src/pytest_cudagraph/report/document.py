@@ -13,6 +13,8 @@ from pytest_cudagraph.baseline import normal_name
 from pytest_cudagraph.report.table import UNTIMED, Row
 from pytest_cudagraph.units import to_ns, to_seconds
 from pytest_cudagraph.values import (
+    Agreement,
+    BaseComparison,
     BatchReport,
     DeviceInfo,
     Finding,
@@ -22,6 +24,7 @@ from pytest_cudagraph.values import (
     NoBaseline,
     SavedBatch,
     Timing,
+    Verdict,
 )
 
 SCHEMA = 1
@@ -125,11 +128,13 @@ def _test(report: GraphReport) -> dict[str, Any]:
 
 
 def _finding(finding: Finding) -> dict[str, Any]:
+    caller = finding.called_from
     return {
         "id": finding.id,
         "level": finding.level,
         "file": finding.site.file if finding.site else None,
         "line": finding.site.line if finding.site else None,
+        "called_from": {"file": caller.file, "line": caller.line} if caller else None,
         "message": finding.message,
         "fix": finding.fix,
     }
@@ -146,13 +151,41 @@ def _batch(batch: BatchReport) -> dict[str, Any]:
         "eager": _latency(timing.eager) if timing else None,
         "compiled": _latency(timing.compiled) if timing and timing.compiled else None,
         "replay": _latency(timing.replay) if timing else None,
+        "reference": _latency(timing.reference) if timing and timing.reference else None,
         "kernels": receipt.kernels if receipt else None,
         "capture_seconds": _seconds(receipt.capture_ns) if receipt else None,
         "memory_bytes": receipt.memory_bytes if receipt else None,
+        "receipt": _receipt(batch),
+        "check": _check(batch.agreement) if batch.agreement else None,
         "baseline": _baseline(batch.baseline),
+        "base": _base(batch.base),
         "measure_seconds": _seconds(timing.measure_ns) if timing else None,
         "blocks": timing.blocks if timing else None,
         "seed": timing.seed if timing else None,
+    }
+
+
+def _receipt(batch: BatchReport) -> dict[str, Any]:
+    """What there is for a graph at this batch size, how often it was launched, and why it was not."""
+    receipt = batch.receipt
+    refused = [each.reason for each in batch.judgements if each.verdict is Verdict.NOT_CAPTURED]
+    return {
+        "operations": receipt.operations if receipt else None,
+        "nodes": receipt.kernels if receipt else None,
+        "opaque_regions": receipt.opaque_regions if receipt else None,
+        "replays": receipt.replays if receipt else 0,
+        "fallbacks": [*refused, *(receipt.fallbacks if receipt else ())],
+    }
+
+
+def _check(found: Agreement) -> dict[str, Any]:
+    """How far replay was held against eager, and what that could not show."""
+    return {
+        "replays": found.replays,
+        "bit_exact": found.bit_exact,
+        "adversaries": list(found.adversaries),
+        "not_compared": list(found.not_compared),
+        "notes": list(found.notes),
     }
 
 
@@ -170,6 +203,18 @@ def _baseline(saved: SavedBatch | NoBaseline | None) -> dict[str, Any] | None:
         "replay": _latency(saved.replay),
         "kernels": saved.kernels,
         "saved_at": saved.saved_at,
+    }
+
+
+def _base(found: BaseComparison | None) -> dict[str, Any] | None:
+    """Each process's lower quartile, in the order of the pairs; no figures where a side has none."""
+    if found is None:
+        return None
+    return {
+        "revision": found.revision,
+        "missing": found.missing or None,
+        "base_replay": [_seconds(each) for each in found.base_replay_ns],
+        "head_replay": [_seconds(each) for each in found.head_replay_ns],
     }
 
 

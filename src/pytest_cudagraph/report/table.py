@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pytest_cudagraph.report.columns import MAX_WIDTH, Column, fits, grid, printable
 from pytest_cudagraph.report.header import device_text
 from pytest_cudagraph.units import factor_text, latency_text, plural
-from pytest_cudagraph.values import BatchReport, GraphReport, Interval, Latency, SavedBatch, Verdict
+from pytest_cudagraph.values import Agreement, BatchReport, GraphReport, Interval, Latency, SavedBatch, Verdict
 
 UNTIMED = (Verdict.WRONG, Verdict.NOT_CAPTURED)
 """Verdicts whose timings say nothing, and are not shown: what was timed is not the model."""
@@ -172,6 +172,7 @@ def closing(
     """
     lines = [", ".join(f"{count} {word}" for word, count in counts.items() if count) or "nothing measured"]
     lines += _undecided(reports)
+    lines += _listed("faster", list(_faster(reports)))
     lines += _listed("note", list(_notes(reports)))
     lines += _listed("stale", [f"{name}, batch {batch_size}" for name, batch_size in stale])
     lines += _listed("not written", [f"{name}, batch {batch_size}: {reason}" for name, batch_size, reason in refused])
@@ -179,6 +180,15 @@ def closing(
         count, path = wrote
         lines.append(f"wrote {count} {'entry' if count == 1 else 'entries'} to {path}")
     return lines
+
+
+def _faster(reports: Sequence[GraphReport]) -> Iterator[str]:
+    """A gain that nobody saves is one that the gate does not hold."""
+    for report in reports:
+        for batch in report.batches:
+            judgement = next((each for each in batch.judgements if each.gate == "baseline"), None)
+            if batch.comparison == "faster" and batch.verdict is Verdict.PASSED and judgement:
+                yield f"{report.name}, batch {batch.batch_size}: {judgement.reason}; {judgement.remedy}"
 
 
 def _undecided(reports: Sequence[GraphReport]) -> list[str]:
@@ -207,10 +217,15 @@ def _notes(reports: Sequence[GraphReport]) -> Iterator[str]:
     for report in reports:
         sizes: dict[str, list[str]] = {}
         for batch in report.batches:
-            for note in batch.agreement.notes if batch.agreement else ():
+            for note in _limits(batch.agreement) if batch.agreement else ():
                 sizes.setdefault(note, []).append(str(batch.batch_size))
         yield from (f"{report.name}, batch {', '.join(of)}: {note}" for note, of in sizes.items())
-        yield from (f"{report.name}: the audit did not judge {what}" for what in report.not_judged)
+        yield from (f"{report.name}: not judged: {what}" for what in report.not_judged)
+
+
+def _limits(agreement: Agreement) -> tuple[str, ...]:
+    opaque = ", ".join(agreement.not_compared)
+    return (*agreement.notes, f"not compared: {opaque}") if opaque else agreement.notes
 
 
 def _listed(kind: str, items: Sequence[str]) -> list[str]:

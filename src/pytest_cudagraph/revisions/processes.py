@@ -29,6 +29,8 @@ class SampledBatch:
     eager_ns: float | None
     replay_ns: float | None
     """The lower quartile: the order statistic that a busy neighbour moves least (docs/statistics.md)."""
+    reference_ns: float | None
+    """The reference workload between the blocks of the same measurement, likewise."""
     kernels: int | None
 
 
@@ -142,6 +144,7 @@ def _batch(batch: Mapping[str, Any]) -> SampledBatch:
         verdict=batch["verdict"],
         eager_ns=_quartile_ns(batch["eager"]),
         replay_ns=_quartile_ns(batch["replay"]),
+        reference_ns=_quartile_ns(batch["reference"]),
         kernels=batch["kernels"],
     )
 

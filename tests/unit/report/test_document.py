@@ -26,6 +26,7 @@ def story():
             message="a number is baked in",
             fix="pass a tensor",
             site=Site(file="model.py", line=12),
+            called_from=Site(file="tests/test_model.py", line=4, function="test_model"),
         ),
         Finding(id="rng", level="note", message="draws random numbers", fix="none needed"),
     )
@@ -51,10 +52,10 @@ def test_the_document_has_just_the_fields_of_its_schema():
     assert set(found) == {"schema", "device", "settings", "tests"}
     (test,) = found["tests"]
     assert set(test) == {"nodeid", "name", "verdict", "findings", "batches"}
-    assert set(test["findings"][0]) == {"id", "level", "file", "line", "message", "fix"}
+    assert set(test["findings"][0]) == {"id", "level", "file", "line", "called_from", "message", "fix"}
     fields = (
         "batch_size verdict reason min_speedup speedup eager compiled replay kernels capture_seconds memory_bytes "
-        "baseline measure_seconds blocks seed"
+        "receipt check baseline base measure_seconds blocks seed"
     )
     assert all(set(each) == set(fields.split()) for each in test["batches"])
     assert set(test["batches"][0]["eager"]) == {"median", "q25", "samples"}
@@ -71,6 +72,7 @@ def test_timings_of_wrong_results_are_null():
         "compiled",
         "replay",
         "baseline",
+        "base",
         "measure_seconds",
         "blocks",
         "seed",
@@ -82,6 +84,48 @@ def test_times_are_seconds_and_memory_is_bytes():
 
     assert first["eager"] == {"median": 0.00012, "q25": 0.0001188, "samples": 200}
     assert (first["capture_seconds"], first["measure_seconds"], first["memory_bytes"]) == (0.012, 0.9, 4096)
+
+
+def test_the_receipt_tells_of_a_graph_its_launches_and_why_there_were_none():
+    missed = replace(batch().receipt, replays=3, opaque_regions=2, fallbacks=("the call launched nothing",))
+    refused = judgement(Verdict.NOT_CAPTURED, gate="capture", reason="the capture was refused: not permitted")
+    batches = (batch(8, receipt=missed), batch(16, refused, receipt=None, timing=None))
+    found = [each["receipt"] for each in document([report(NAME, *batches)], H200, {})["tests"][0]["batches"]]
+
+    assert found == [
+        {
+            "operations": 50,
+            "nodes": 46,
+            "opaque_regions": 2,
+            "replays": 3,
+            "fallbacks": ["the call launched nothing"],
+        },
+        {
+            "operations": None,
+            "nodes": None,
+            "opaque_regions": None,
+            "replays": 0,
+            "fallbacks": ["the capture was refused: not permitted"],
+        },
+    ]
+
+
+def test_how_far_the_check_went_is_told():
+    opaque = replace(
+        batch().agreement, adversaries=("zeros",), not_compared=("output[1] (Cache)",), notes=("a reservation",)
+    )
+    found = document([report(NAME, batch(8, agreement=opaque), batch(16, agreement=None))], H200, {})["tests"][0]
+
+    assert [each["check"] for each in found["batches"]] == [
+        {
+            "replays": 4,
+            "bit_exact": True,
+            "adversaries": ["zeros"],
+            "not_compared": ["output[1] (Cache)"],
+            "notes": ["a reservation"],
+        },
+        None,
+    ]
 
 
 def test_what_is_no_number_is_null():

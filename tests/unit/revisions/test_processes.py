@@ -38,8 +38,9 @@ into = pathlib.Path(next(a for a in sys.argv if a.startswith("--cudagraph-sample
 seen = {"argv": sys.argv[1:], "cwd": os.getcwd(), "path": os.environ["PYTHONPATH"].split(os.pathsep)}
 (into / "seen.json").write_text(json.dumps(seen))
 latency = {"median": 3e-6, "q25": 2e-6, "samples": 9}
-batch = {"batch_size": 4, "verdict": "not-judged", "eager": latency, "replay": latency, "kernels": 7}
-refused = {"batch_size": 8, "verdict": "wrong", "eager": None, "replay": None, "kernels": None}
+arms = {"eager": latency, "replay": latency, "reference": latency}
+batch = {"batch_size": 4, "verdict": "not-judged", "kernels": 7, **arms}
+refused = {"batch_size": 8, "verdict": "wrong", "eager": None, "replay": None, "reference": None, "kernels": None}
 tests = [{"name": "t.py::test", "verdict": "wrong", "batches": [batch, refused]}]
 (into / "run.json").write_text(json.dumps({"tests": tests}))
 (into / "modules.json").write_text(json.dumps(["/x/model.py"]))
@@ -82,7 +83,7 @@ def test_the_readings_are_lower_quartiles_in_nanoseconds(trees, tmp_path, monkey
     fake_pytest(monkeypatch, tmp_path, WRITES)
     found = side(*trees).sample(tmp_path / "into")
     assert found.batches["t.py::test", 4] == revisions.SampledBatch(
-        verdict="not-judged", eager_ns=2000.0, replay_ns=2000.0, kernels=7
+        verdict="not-judged", eager_ns=2000.0, replay_ns=2000.0, reference_ns=2000.0, kernels=7
     )
     assert found.batches["t.py::test", 8].replay_ns is None
     assert found.verdicts == {"t.py::test": "wrong"}
