@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import random
 from collections.abc import Callable, Iterator, Mapping
@@ -38,36 +39,27 @@ def check_replays(
 ) -> dict[int, Agreement | Disagreement]:
     """Replay every graph against eager, with poisoned outputs, on inputs that are new each time.
 
-    Two rounds of fresh inputs over all batch sizes, each in an order of its own; then adversarial inputs, parameters
-    changed in place, rows beside other rows; at last the earlier answers are read again and asked for again. Eager
-    (``eager_for``) and replay begin from the same state, inputs and seed; what eager does not repeat is not held
-    against the graph. ``torch.testing.assert_close`` judges outputs and the state of ``model``, NaN equal to NaN;
-    ``model`` and generators are afterwards as they were. ``captured_at``, where state lay at capture, explains
-    differences; ``captured_for`` gives the compiled code that was captured. Raises
-    :class:`~pytest_cudagraph.errors.InputError` when eager cannot take fresh inputs and
-    :class:`~pytest_cudagraph.errors.CudagraphError` when a replay raises or the state cannot be brought back.
+    Two rounds of fresh inputs, then adversarial ones, parameters changed in place, rows beside other rows; at last the
+    earlier answers again. Eager (``eager_for``) and replay begin from the same state, inputs and seed; what eager does
+    not repeat is not held against the graph. ``torch.testing.assert_close`` judges outputs and state, NaN equal to NaN;
+    ``model`` and generators are left as they were. ``captured_at``, where state lay at capture, explains differences;
+    ``captured_for`` gives the compiled code that was captured. Raises :class:`~pytest_cudagraph.errors.InputError` when
+    eager cannot take fresh inputs, :class:`~pytest_cudagraph.errors.CudagraphError` when a replay raises or the state
+    cannot be brought back.
     """
-    tolerance = Tolerance(rtol=rtol, atol=atol)
+    captured = captured_for or eager_for
     with Start(model, examples.values(), backend) as start:
-        moved = start.moved_since(captured_at or {})
-        courses = {
-            batch_size: Course(
-                Entrant(
-                    batch_size=batch_size,
-                    graph=graph,
-                    eager=(eager := eager_for(batch_size)),
-                    captured=captured_for(batch_size) if captured_for else eager,
-                    example=examples[batch_size],
-                    dims=row_dims(examples[batch_size], batch_size, _neighbour(examples, batch_size)),
-                    start=start,
-                    tolerance=tolerance,
-                    moved=moved,
-                )
+        tolerance, moved = Tolerance(rtol=rtol, atol=atol), start.moved_since(captured_at or {})
+        entrant = functools.partial(Entrant, start=start, tolerance=tolerance, moved=moved)
+        courses: dict[int, Course] = {}
+        for size, graph in graphs.items():
+            example, dims = examples[size], row_dims(examples[size], size, _neighbour(examples, size))
+            found = entrant(
+                batch_size=size, graph=graph, eager=eager_for(size), captured=captured(size), example=example, dims=dims
             )
-            for batch_size, graph in graphs.items()
-        }
+            courses[size] = Course(found)
         _run(courses, random.Random(seed), progress)
-    return {batch_size: course.result() for batch_size, course in courses.items()}
+    return {size: course.result() for size, course in courses.items()}
 
 
 def _run(courses: Mapping[int, Course], generator: random.Random, progress: Callable[[str], None]) -> None:
