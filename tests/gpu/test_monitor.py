@@ -66,3 +66,18 @@ def test_clock_limit_and_memory_are_those_of_nvidia_smi(smi):
 
 def test_temperature_is_that_of_nvidia_smi(smi):
     assert abs(watched().gpus[0].samples[-1].temperature_c - int(smi("temperature.gpu"))) <= 10
+
+
+def test_limits_and_modes_are_those_of_nvidia_smi(smi):
+    gpu = watched().gpus[0]
+    assert gpu.power_limit_w == pytest.approx(float(smi("power.limit")), abs=1)
+    assert gpu.default_power_limit_w == pytest.approx(float(smi("power.default_limit")), abs=1)
+    assert gpu.is_persistent == (smi("persistence_mode") == "Enabled")
+    assert bool(gpu.is_partitioned) == (smi("mig.mode.current") == "Enabled")
+
+
+def test_a_check_takes_one_more_reading_and_names_whatever_held_the_gpu():
+    with PerfMonitor() as watch:
+        found = watch.check()
+    first, second = watch.card.gpus[0].samples[:2]
+    assert bool(found) == bool(first.slowdowns or second.slowdowns or watch.card.disturbance)

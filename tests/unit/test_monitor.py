@@ -244,10 +244,10 @@ def test_a_limit_that_held_between_two_readings_is_caught_by_its_counter(gpu):
     nvml = gpu(FakeNvml())
     nvml.reasons = 0
     with PerfMonitor() as watch:
-        assert watch.disturbance == ""
+        assert watch.check() == ""
         nvml.held_ns[0] += 12_000_000
-        watch.sample()
-        assert watch.disturbance == "GPU 0 held its clocks down (power limit for 12 ms)"
+        assert watch.check() == "GPU 0 held its clocks down (power limit for 12 ms)"
+        assert watch.check() == ""
     assert watch.card.gpus[0].held_ns == {"power limit": 12_000_000}
     assert watch.card.disturbance == "GPU 0 held its clocks down (power limit for 12 ms)"
 

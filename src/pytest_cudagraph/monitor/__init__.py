@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from pytest_cudagraph.monitor.card import GpuCard, GpuSample, HostSample, PerfCard
@@ -76,11 +77,11 @@ class PerfMonitor:
             self._hosts.append(self._host.read())
             self._gpus.read()
 
-    @property
-    def disturbance(self) -> str:
-        """What has disturbed the GPUs since the block began, by the readings so far; empty if nothing did."""
+    def check(self) -> str:
+        """Take one more reading; what has disturbed the GPUs since the last one, empty if nothing did."""
+        self.sample()
         with self._lock:
-            gpus = () if self._gpus is None else self._gpus.cards()
+            gpus = tuple(replace(gpu, samples=gpu.samples[-2:]) for gpu in self._gpus.cards())
             return PerfCard(duration_ns=0, host=tuple(self._hosts), gpus=gpus).disturbance
 
     @property
