@@ -86,6 +86,7 @@ def repository(pytester):
     return Repository(pytester)
 
 
+@pytest.mark.slow
 def test_a_planted_slowdown_of_ten_percent_in_the_working_tree_fails_and_both_sides_are_shown(repository):
     repository.commit(cost_ns=100_000)
     repository.commit(cost_ns=105_000)
@@ -105,6 +106,7 @@ def test_a_planted_slowdown_of_ten_percent_in_the_working_tree_fails_and_both_si
     assert not (repository.path / ".cudagraph").exists()
 
 
+@pytest.mark.slow
 def test_without_a_slowdown_the_run_passes_and_a_new_test_is_called_new(repository):
     repository.commit(cost_ns=100_000)
     repository.commit(cost_ns=100_000)
