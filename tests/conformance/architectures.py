@@ -1,4 +1,4 @@
-"""Real architectures at toy size, with random weights, and four bugs to plant in any of them."""
+"""Real architectures at toy size, with random weights."""
 
 from __future__ import annotations
 
@@ -6,9 +6,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
-
-from pytest_cudagraph import leaves
 
 LENGTH = 8
 WORDS = 50
@@ -102,60 +99,3 @@ ARCHITECTURES = {
     "resnet": Architecture("ResNetModel", "ResNetConfig", RESNET, image(32)),
     "whisper encoder": Architecture("WhisperModel", "WhisperConfig", WHISPER, sound, "get_encoder"),
 }
-
-
-class Bug(nn.Module):
-    """A model with something wrong behind it: a bug that any model may have grown."""
-
-    def __init__(self, model):
-        super().__init__()
-        self.model = model
-
-    def answer(self, inputs):
-        return leaves.tensors_in(self.model(**inputs))[0]
-
-    def after_capture(self):
-        """What happens between capture and check."""
-
-
-class BakedStep(Bug):
-    steps = 0
-
-    def forward(self, **inputs):
-        self.steps += 1
-        return self.answer(inputs) * self.steps  # HERE
-
-
-class BranchOnAnswer(Bug):
-    def forward(self, **inputs):
-        answer = self.answer(inputs)
-        if answer.sum() > 0:  # HERE
-            return answer * 2
-        return answer
-
-
-class WeightsReplaced(Bug):
-    def forward(self, **inputs):
-        return self.answer(inputs)
-
-    def after_capture(self):
-        for parameter in self.parameters():
-            parameter.data = parameter.data * 1.5
-
-
-class GrowingCache(Bug):
-    kept = None
-
-    def forward(self, **inputs):
-        answer = self.answer(inputs)
-        self.kept = answer * 1 if self.kept is None else torch.cat([self.kept, answer])  # HERE
-        return answer + self.kept.sum()
-
-
-PLANTED = {
-    BakedStep: "audit: baked-scalar",
-    BranchOnAnswer: "audit: host-sync",
-    WeightsReplaced: "check: rebinds-state",
-    GrowingCache: "audit: rebinds-state",
-}
-"""Each bug, and what the product must say of it."""

@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from tests.conformance.architectures import (
-    ARCHITECTURES,
-    PLANTED,
-    Architecture,
-    padded,
-)
-from tests.conformance.cases import Case, Expected
-from tests.conformance.stages import is_marked, run
+from tests.conformance.architectures import ARCHITECTURES, Architecture, padded
+from tests.conformance.planted import PLANTED, assert_caught, assert_clean, planted
+from tests.conformance.stages import run
 
 from pytest_cudagraph.backends import open_backend
 
@@ -25,21 +20,13 @@ def _transformers():
 
 
 def case_of(architecture, bug=None):
-    def build():
-        model, args, kwargs = architecture.build()
-        return (bug(model) if bug else model), args, kwargs
-
-    after = bug.after_capture if bug else lambda model: None
-    return Case(name=architecture.model, build=build, expected=Expected(), after_capture=after)
+    return planted(architecture.model, architecture.build, bug)
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_an_architecture_passes_audit_capture_and_check_at_every_batch_size(name, kind):
     found = run(case_of(ARCHITECTURES[name]), open_backend(kind), BATCH_SIZES)
-    assert found.eager == ""
-    assert found.audit.errors == ()
-    assert found.refusal is None
-    assert found.disagreement is None
+    assert_clean(found)
     assert found.notes <= {"host-data"}
 
 
@@ -47,8 +34,7 @@ def test_an_architecture_passes_audit_capture_and_check_at_every_batch_size(name
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_a_planted_bug_is_caught(name, bug, kind):
     found = run(case_of(ARCHITECTURES[name], bug), open_backend(kind), (1, 2))
-    assert found.verdict == PLANTED[bug]
-    assert all(is_marked(error.site) for error in found.audit.errors)
+    assert_caught(found, bug)
 
 
 def test_a_list_that_indexes_a_tensor_deep_in_a_library_is_found_at_its_line(kind):

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.conformance.architectures import ARCHITECTURES, PLANTED
+from tests.conformance.architectures import ARCHITECTURES
 from tests.conformance.cases import CASES
+from tests.conformance.example_models import EXAMPLES
 from tests.conformance.models import clean, loud, memory, quiet, silent
+from tests.conformance.planted import PLANTED
 from tests.conformance.stages import outcome, seen
 from tests.conformance.twin_page import PAGE, disagreements, rows
 
@@ -36,6 +38,12 @@ def test_the_number_of_architectures_is_the_real_one():
     text = " ".join(PAGE.read_text(encoding="utf-8").split())
     assert f"{len(ARCHITECTURES)} of `transformers`' architectures" in text
     assert f"all {len(ARCHITECTURES) * len(PLANTED)} bugs are caught" in text
+
+
+def test_the_number_of_models_of_the_examples_is_the_real_one():
+    text = " ".join(PAGE.read_text(encoding="utf-8").split())
+    assert f"the {len(EXAMPLES)} models that `examples/` makes" in text
+    assert f"of them, too, all {len(EXAMPLES) * len(PLANTED)} bugs are caught" in text
 
 
 def test_what_is_missed_is_said_with_its_reason():
