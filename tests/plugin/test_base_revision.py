@@ -180,7 +180,8 @@ def test_a_base_that_cannot_run_its_tests_is_a_usage_error_with_their_words(repo
 def test_code_of_the_working_tree_in_the_base_is_a_usage_error(repository):
     repository.commit(cost_ns=100_000)
     # What an editable install does, done where nothing can stand before it.
-    (repository.path / "conftest.py").write_text(f"import sys\nsys.path.insert(0, {str(repository.path)!r})\n{CONFTEST}")
+    ahead = f"import sys\nsys.path.insert(0, {str(repository.path)!r})\n"
+    (repository.path / "conftest.py").write_text(ahead + CONFTEST)
     repository.git("commit", "--quiet", "--all", "--message", "editable")
     result = repository.run(*OPTIONS, "HEAD")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
