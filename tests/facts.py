@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from pytest_cudagraph.baseline import history
 from pytest_cudagraph.values import (
     Agreement,
     BatchReport,
@@ -12,6 +15,7 @@ from pytest_cudagraph.values import (
     Latency,
     Receipt,
     SavedBatch,
+    Session,
     Timing,
     Verdict,
 )
@@ -112,7 +116,24 @@ def saved(name: str = "tests/test_a.py::test_a", batch_size: int = 8, **rest) ->
         "device": H200,
         "saved_at": SAVED_AT,
     }
-    return SavedBatch(name=name, batch_size=batch_size, **facts | rest)
+    entry = SavedBatch(name=name, batch_size=batch_size, **facts | rest)
+    return replace(entry, sessions=history(entry))
+
+
+def sessions(*medians_us: float, reference_us: float | None = None, device: DeviceInfo = H200) -> tuple[Session, ...]:
+    """A session a day, each with this median; lower quartiles 1 % below, as in :func:`latency`."""
+    return tuple(
+        Session(
+            date=f"2026-11-{day:02}",
+            commit=f"{day:07x}",
+            software=device.software,
+            q25_ns=latency(median_us).q25_ns,
+            median_ns=latency(median_us).median_ns,
+            reference_q25_ns=None if reference_us is None else latency(reference_us).q25_ns,
+            reference_median_ns=None if reference_us is None else latency(reference_us).median_ns,
+        )
+        for day, median_us in enumerate(medians_us, start=1)
+    )
 
 
 def by_key(*entries: SavedBatch) -> dict[tuple[str, int], SavedBatch]:

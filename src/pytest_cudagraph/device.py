@@ -48,9 +48,11 @@ def describe(kind: Kind) -> DeviceInfo:
     """The stable facts of the current GPU, or of the host's CPU."""
     is_cuda = kind == "cuda"
     host_cpu = environment.host_cpu_name()
+    gpu = torch.cuda.get_device_properties(torch.cuda.current_device()) if is_cuda else None
+    power_limit_w, clocks = _limits(gpu) if gpu else (None, None)
     return DeviceInfo(
         kind=kind,
-        name=torch.cuda.get_device_properties(torch.cuda.current_device()).name if is_cuda else host_cpu,
+        name=gpu.name if gpu else host_cpu,
         driver=driver_version() if is_cuda else None,
         cuda=torch.version.cuda if is_cuda else None,
         torch=environment.torch_version(),
@@ -58,7 +60,52 @@ def describe(kind: Kind) -> DeviceInfo:
         host_cpu=host_cpu,
         platform=environment.platform_text(),
         threads=torch.get_num_threads(),
+        mig=_mig_profile(gpu.name) if gpu else None,
+        power_limit_w=power_limit_w,
+        clocks=clocks,
     )
+
+
+def _mig_profile(name: str) -> str | None:
+    """``1g.18gb`` of ``NVIDIA H200 MIG 1g.18gb``: CUDA names a slice so."""
+    return name.partition(" MIG ")[2].strip() or None
+
+
+def _limits(gpu: Any) -> tuple[int | None, str | None]:
+    """The enforced power limit in watts and the clock policy of a GPU, by torch's properties; None where NVML is mute.
+
+    Clocks locked by ``nvidia-smi -lgc`` cannot be read back; application clocks (``-ac``) can.
+    """
+    nvml = start_nvml()
+    if isinstance(nvml, str):
+        return None, None
+    try:
+        uuid = str(gpu.uuid)
+        handle = nvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}")
+        limit_mw = _told(nvml, "nvmlDeviceGetEnforcedPowerLimit", handle)
+        graphics = getattr(nvml, "NVML_CLOCK_GRAPHICS", 0)
+        set_mhz = _told(nvml, "nvmlDeviceGetApplicationsClock", handle, graphics)
+        default_mhz = _told(nvml, "nvmlDeviceGetDefaultApplicationsClock", handle, graphics)
+    except (nvml.NVMLError, AttributeError):
+        # Older torch tells no UUID, and MIG slices may have no handle of their own.
+        return None, None
+    finally:
+        nvml.nvmlShutdown()
+    return None if limit_mw is None else round(limit_mw / 1000), _clock_policy(set_mhz, default_mhz)
+
+
+def _told(nvml: Any, call: str, *arguments: Any) -> int | None:
+    """What NVML answers; None where it, or the release of its bindings, does not know."""
+    try:
+        return int(getattr(nvml, call)(*arguments))
+    except (nvml.NVMLError, AttributeError):
+        return None
+
+
+def _clock_policy(set_mhz: int | None, default_mhz: int | None) -> str | None:
+    if set_mhz is None or default_mhz is None:
+        return None
+    return "default clocks" if set_mhz == default_mhz else f"application clock {set_mhz} MHz"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -48,6 +48,15 @@ class CapturedGraph(Protocol):
         ...
 
 
+@runtime_checkable
+class TellsBusyTime(Protocol):
+    """A graph that can tell how long its operations take by themselves; where device events tell, none need."""
+
+    def busy_ns(self) -> float:
+        """Replay once on what the static inputs hold, and give the sum over its operations."""
+        ...
+
+
 class GraphPool(Protocol):
     """The memory that the graphs of one model share. A context manager: leaving it closes every graph."""
 
@@ -165,8 +174,11 @@ class Store(Protocol):
         """Everything saved; empty when there is nothing yet. Raises :class:`~pytest_cudagraph.errors.BaselineError`."""
         ...
 
-    def merge(self, saved: Iterable[SavedBatch], *, commit_info: Mapping[str, Any]) -> None:
-        """Add or replace these entries; all others, also those written meanwhile, stay as they are."""
+    def merge(self, saved: Iterable[SavedBatch], *, commit_info: Mapping[str, Any], continues: bool = False) -> None:
+        """Add or replace these entries; all others, also those written meanwhile, stay as they are.
+
+        With ``continues`` an entry that found what is saved adds its session to those kept instead.
+        """
         ...
 
     def remove(self, keys: Iterable[tuple[str, int]]) -> None:

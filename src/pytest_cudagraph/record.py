@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from pytest_cudagraph import baseline
 from pytest_cudagraph.baseline import Key
-from pytest_cudagraph.values import BatchReport, Comparison, GraphReport, Judgement, Latency, SavedBatch, Verdict
+from pytest_cudagraph.values import (
+    BatchReport,
+    Comparison,
+    GraphReport,
+    Judgement,
+    SavedBatch,
+    Verdict,
+)
 
 Update: TypeAlias = Literal["new", "changed", "all"]
 """What ``--cudagraph-update`` may replace."""
 
-MOVED_RATIO = 1.03
-"""A median that moved less than this is left as it is under ``changed``: rewriting noise only makes diffs long."""
-
-_SESSION_NOISE_LOG = 0.06
-"""Two standard deviations of what one machine's sessions differ by, as a log-ratio: the latency gate's own margin."""
-
 COUNTED = (
-    "passed", "failed", "slower", "faster", "inconclusive", "wrong", "not captured", "not judged", "new", "stale",
+    "passed", "failed", "slower", "faster", "inconclusive", "wrong", "not captured", "not judged", "not comparable",
+    "new", "changed", "missing", "stale",
 )  # fmt: skip
-"""The words of the summary's last line, in its order. ``faster``, ``new`` and ``stale`` are remarks, not verdicts."""
+"""The words of the summary's last line, in its order. ``faster`` and those from ``not comparable`` on are remarks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +33,13 @@ class Plan:
     """What will be written, what stays as it was although it could be written, and what may not be written, why."""
 
     write: tuple[SavedBatch, ...] = ()
+    """Each as this run found it. Unless :attr:`replaces`, one that found what is saved adds its session to that."""
+    new: tuple[Key, ...] = ()
+    """Of what is written: nothing was saved of it before."""
+    changed: tuple[Key, ...] = ()
+    """Of what is written: what was saved of it is replaced, for it was something else."""
+    replaces: bool = False
+    """Whether what is written begins anew in any case."""
     kept: tuple[Key, ...] = ()
     refused: tuple[tuple[str, int, str], ...] = ()
     """Name, batch size, reason."""
@@ -54,8 +63,15 @@ class Change:
         return self.new.kernels - self.old.kernels
 
 
-def entries(reports: Iterable[GraphReport], update: Update, saved: Mapping[Key, SavedBatch], *, saved_at: str) -> Plan:
-    """Decide what of these reports goes into the baseline; ``saved_at`` is an ISO date.
+def entries(
+    reports: Iterable[GraphReport],
+    update: Update,
+    saved: Mapping[Key, SavedBatch],
+    *,
+    saved_at: str,
+    commit: str = "",
+) -> Plan:
+    """Decide what of these reports goes into the baseline; ``saved_at`` is an ISO date, ``commit`` a short name.
 
     Only what passed every gate may: a comparison that was not judged, for there was nothing saved or because it is
     being replaced on request, does not stand in the way. Hand in only reports of tests that passed as a whole.
@@ -68,24 +84,49 @@ def entries(reports: Iterable[GraphReport], update: Update, saved: Mapping[Key, 
         if reason:
             refused.append((*key, reason))
             continue
-        entry = _entry(*found[-1], saved_at)
+        entry = _entry(*found[-1], saved_at, commit)
         if _is_wanted(entry, saved.get(key), update):
             write.append(entry)
         else:
             kept.append(key)
-    return Plan(write=tuple(write), kept=tuple(kept), refused=tuple(refused))
+    keys = [(entry.name, entry.batch_size) for entry in write]
+    return Plan(
+        write=tuple(write),
+        new=tuple(key for key in keys if key not in saved),
+        changed=tuple(
+            key for key, entry in zip(keys, write, strict=True) if key in saved and _replaces(entry, saved[key], update)
+        ),
+        replaces=update == "all",
+        kept=tuple(kept),
+        refused=tuple(refused),
+    )
 
 
-def counts(reports: Sequence[GraphReport], saved: Mapping[Key, SavedBatch], *, complete_run: bool) -> dict[str, int]:
-    """How many batch sizes there are of each word of :data:`COUNTED`; a model without any counts once."""
+def counts(
+    reports: Sequence[GraphReport], saved: Mapping[Key, SavedBatch], *, complete_run: bool, plan: Plan | None = None
+) -> dict[str, int]:
+    """How many batch sizes there are of each word of :data:`COUNTED`; a model without any counts once.
+
+    ``new`` and ``changed`` are what ``plan`` writes; ``changed`` also what holds other kernels than are saved.
+    ``missing`` is what was measured and is neither saved nor written.
+    """
     found: Counter[str] = Counter()
+    new, changed = (set(plan.new), set(plan.changed)) if plan else (set(), set())
+    missing: set[Key] = set()
     for report in reports:
-        found.update(batch.word for batch in report.batches)
-        found.update(batch.comparison for batch in report.batches if batch.comparison == "new")
-        found.update(batch.comparison for batch in report.batches if _is_faster(batch))
+        for batch in report.batches:
+            key = (report.name, batch.batch_size)
+            found.update([batch.word])
+            found.update(["faster"] if _is_faster(batch) else [])
+            found.update(["not comparable"] if batch.comparison == "not-comparable" and key not in new else [])
+            if batch.comparison == "new" and key not in new:
+                missing.add(key)
+            if _has_other_kernels(batch):
+                changed.add(key)
         if not report.batches:
             found[report.verdict.value.replace("-", " ")] += 1
     found["stale"] = len(stale(reports, saved, complete_run=complete_run))
+    found.update({"new": len(new), "changed": len(changed), "missing": len(missing)})
     return {word: found[word] for word in COUNTED}
 
 
@@ -121,20 +162,9 @@ def _comparison(old: SavedBatch | None, new: SavedBatch | None, max_slowdown: fl
         return "gone"
     if old is None:
         return "new"
-    if old.device.hardware != new.device.hardware:
+    if old.device.hardware_changes(new.device):
         return "not-comparable"
-    moved_log, allowed_log = _smaller_move_log(old.replay, new.replay), math.log1p(max_slowdown)
-    if moved_log > allowed_log + _SESSION_NOISE_LOG:
-        return "slower"
-    if moved_log > allowed_log:
-        return "uncertain"
-    return "faster" if -moved_log > max(allowed_log, math.log1p(_SESSION_NOISE_LOG)) else "same"
-
-
-def _smaller_move_log(old: Latency, new: Latency) -> float:
-    # Median and lower quartile must both have moved, as in the latency gate.
-    moves = (math.log(new.median_ns / old.median_ns), math.log(new.q25_ns / old.q25_ns))
-    return min(moves, key=abs)
+    return baseline.change(old, baseline.history(new)[-1]).comparison(max_slowdown)
 
 
 def _by_key(reports: Iterable[GraphReport]) -> dict[Key, list[tuple[GraphReport, BatchReport]]]:
@@ -168,7 +198,7 @@ def _blocks(judgement: Judgement) -> bool:
     return judgement.verdict is not Verdict.PASSED
 
 
-def _entry(report: GraphReport, batch: BatchReport, saved_at: str) -> SavedBatch:
+def _entry(report: GraphReport, batch: BatchReport, saved_at: str, commit: str) -> SavedBatch:
     timing, receipt = batch.timing, batch.receipt
     assert timing is not None
     assert report.device is not None
@@ -183,22 +213,29 @@ def _entry(report: GraphReport, batch: BatchReport, saved_at: str) -> SavedBatch
         kernel_names=receipt.kernel_names if receipt else {},
         device=report.device,
         saved_at=saved_at,
+        sessions=(baseline.session_of(timing, report.device, date=saved_at[:10], commit=commit),),
     )
 
 
 def _is_wanted(entry: SavedBatch, saved: SavedBatch | None, update: Update) -> bool:
     if saved is None or update == "all":
         return True
-    return update == "changed" and _has_changed(entry, saved)
+    if update == "new":
+        return False
+    is_full = len(baseline.history(saved)) >= baseline.KEPT
+    # Beyond a full history one more session of the same would only make the diff long.
+    return not is_full or _replaces(entry, saved, update) or baseline.arms_moved(saved, entry)
 
 
-def _has_changed(entry: SavedBatch, saved: SavedBatch) -> bool:
-    if entry.kernels != saved.kernels or dict(entry.kernel_names) != dict(saved.kernel_names):
-        return True
-    if (entry.compiled is None) != (saved.compiled is None):
-        return True
-    pairs = ((entry.eager, saved.eager), (entry.replay, saved.replay))
-    return any(abs(math.log(new.median_ns / old.median_ns)) > math.log(MOVED_RATIO) for new, old in pairs)
+def _replaces(entry: SavedBatch, saved: SavedBatch, update: Update) -> bool:
+    return update == "all" or not baseline.is_continued(saved, entry)
+
+
+def _has_other_kernels(batch: BatchReport) -> bool:
+    saved, receipt = batch.baseline, batch.receipt
+    if not isinstance(saved, SavedBatch) or receipt is None or None in (saved.kernels, receipt.kernels):
+        return False
+    return dict(saved.kernel_names) != dict(receipt.kernel_names) or saved.kernels != receipt.kernels
 
 
 def _is_faster(batch: BatchReport) -> bool:

@@ -245,6 +245,8 @@ class Session:
     reference_q25_ns: float | None = None
     """The reference workload of that run, to divide by like with like; see :attr:`Timing.reference`."""
     reference_median_ns: float | None = None
+    unrest_log: float = 0.0
+    """How much further apart than on a machine at rest the reference's quartiles lay, as a log-ratio."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

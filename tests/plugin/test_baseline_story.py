@@ -18,7 +18,7 @@ def test_nothing_is_written_unless_asked(project):
     result = project.measure()
     result.assert_outcomes(passed=1)
     assert not (project.path / ".cudagraph").exists()
-    result.stdout.fnmatch_lines(["*2 passed, 2 new*"])
+    result.stdout.fnmatch_lines(["*2 passed, 2 missing*"])
 
 
 def test_recorded_then_compared_then_slower_then_accepted(project):

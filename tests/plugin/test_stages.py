@@ -19,6 +19,17 @@ def test_a_compiled_model_is_captured_with_its_own_inputs(compile_model, capture
     with pytest.raises(InputError, match="compiled for batch sizes"):
         capture_graphs(compiled, batch_sizes=[7])
 
+def test_two_compiled_models_have_names_of_their_own(compile_model, capture_graphs):
+    for name in ("encoder", "decoder"):
+        compiled = compile_model(Mlp().eval(), torch.randn(1, 16), mode="none", batch_sizes=[1], name=name)
+        assert compiled.case.name == capture_graphs(compiled, name=name).case.name == name
+    with pytest.raises(InputError) as refused:
+        capture_graphs(compiled, name="another")
+    assert str(refused.value) == (
+        "the model was compiled under the name 'decoder' and is captured under it; "
+        "found name='another': give it to compile_model"
+    )
+
 def test_a_batch_size_there_is_none_of(capture_graphs):
     graphs = capture_graphs(Mlp().eval(), torch.randn(1, 16), batch_sizes=[1])
     assert graphs.get(2) is None
@@ -46,4 +57,4 @@ def test_graphs_of_another_test(assert_replay_close, measure_speedup):
 @pytest.mark.parametrize("options", [[], ["--cudagraph", "--cudagraph-device=cpu"]], ids=["off", "on"])
 def test_odd_orders_and_wrong_arguments_have_answers(project, options):
     project.pytester.makepyfile(STAGES + (ENDED if options else ""))
-    project.run(*options).assert_outcomes(passed=4 + len(options) // 2)
+    project.run(*options).assert_outcomes(passed=5 + len(options) // 2)

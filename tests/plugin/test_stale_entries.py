@@ -9,6 +9,7 @@ import sys
 import pytest
 
 GOOD = "cudagraph(Mlp().eval(), torch.randn(1, 16), min_speedup=0.01, batch_sizes=[1])"
+UNSIZED = GOOD.replace(", batch_sizes=[1]", "")
 CHANGED = {
     "skipped": ("def test_other(cudagraph):", "@pytest.mark.skip\ndef test_other(cudagraph):"),
     "skipped inside": (f"    {GOOD}\n\n# other", f"    pytest.skip('not here')\n    {GOOD}\n\n# other"),
@@ -114,3 +115,34 @@ def test_a_run_from_a_subfolder_sees_what_is_stale(saved, monkeypatch):
 def test_xdist_tells_the_same(saved):
     write(saved, *CHANGED["skipped"])
     assert told_stale(saved, "-n", "1") == []
+
+
+def test_tests_that_a_dead_xdist_worker_never_came_to_leave_no_stale_entries(project):
+    project.write(named=GOOD.replace("batch_sizes", "name='mine', batch_sizes"))
+    project.measure("--cudagraph-update").assert_outcomes(passed=1)
+    project.write(name="test_a_first", lives=GOOD, dies="import os; os._exit(3)")
+    result = project.measure("-n", "1", "--max-worker-restart=0")
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(["1 passed, 1 missing"])
+    assert not [line for line in result.outlines if " stale" in line or line.startswith("stale:")]
+
+
+@pytest.mark.parametrize("workers", [[], ["-n", "1"]], ids=["alone", "xdist"])
+def test_batch_sizes_that_the_command_line_leaves_out_are_not_stale(project, workers):
+    sizes = ("--cudagraph-strict", "--cudagraph-batch-sizes=2", *workers)
+    marked = "import pytest, torch\nfrom models import *\n\n@pytest.mark.graph_speedup({})\ndef test_marked(cudagraph):"
+    project.write(good=UNSIZED)
+    project.pytester.makepyfile(test_second=f"{marked.format('batch_sizes=[1, 3]')}\n    {UNSIZED}")
+    project.measure("--cudagraph-update").assert_outcomes(passed=2)
+    assert told_stale(project, *sizes) == []
+    project.pytester.makepyfile(test_second=f"{marked.format('batch_sizes=[1]')}\n    {UNSIZED}")
+    assert told_stale(project, *sizes) == ["test_second.py::test_marked, batch 3"]
+
+
+def test_batch_sizes_that_the_settings_file_leaves_out_are_stale(project):
+    project.write(good=UNSIZED)
+    options = ("--cudagraph", "--cudagraph-device=cpu", "--cudagraph-time-budget=2", "--cudagraph-max-slowdown=1000")
+    (project.path / "pytest.ini").write_text("[pytest]\ncudagraph_batch_sizes = 1,2\n", encoding="utf-8")
+    project.run(*options, "--cudagraph-update").assert_outcomes(passed=1)
+    (project.path / "pytest.ini").write_text("[pytest]\ncudagraph_batch_sizes = 2\n", encoding="utf-8")
+    project.run(*options).stdout.fnmatch_lines(["stale: test_user.py::test_good, batch 1"])

@@ -84,6 +84,38 @@ def test_a_lone_xdist_worker_is_judged_and_recorded(project):
     result.stdout.fnmatch_lines(["*2 passed, 2 new*", "*wrote 2 entries to *"])
 
 
+DIES = "import os; os._exit(3)"
+
+
+def test_what_passed_before_an_xdist_worker_died_is_told_and_recorded(project):
+    project.write(first=GOOD, dies=DIES, last=GOOD)
+    result = project.measure("-n", "1", "--cudagraph-update", "--cudagraph-json=run.json")
+    result.assert_outcomes(passed=2, failed=1)
+    result.stdout.fnmatch_lines(["*4 passed, 4 new*", "*wrote 4 entries to *"])
+    told = json.loads((project.path / "run.json").read_text(encoding="utf-8"))["tests"]
+    assert sorted(test["name"] for test in told) == ["test_user.py::test_first", "test_user.py::test_last"]
+
+
+def test_a_test_that_fails_in_its_teardown_is_not_recorded_from_an_xdist_worker_either(project):
+    project.pytester.makepyfile(
+        f"""
+        import pytest, torch
+        from models import *
+
+        @pytest.fixture
+        def broken():
+            yield
+            assert False
+
+        def test_broken(broken, cudagraph):
+            {GOOD}
+        """
+    )
+    result = project.measure("-n", "1", "--cudagraph-update")
+    result.assert_outcomes(passed=1, errors=1)
+    assert not list(project.path.glob(".cudagraph/*.json"))
+
+
 def test_a_rehearsal_judges_correctness_and_not_speed(project):
     project.write(
         slow="cudagraph(SlowUnderCapture().eval(), torch.randn(1, 16))",

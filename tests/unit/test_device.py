@@ -20,8 +20,8 @@ class FakeNvml:
     class NVMLError(Exception):
         pass
 
-    def __init__(self, count=1, failing=()):
-        self.count, self.failing, self.open = count, failing, 0
+    def __init__(self, count=1, failing=(), clock_mhz=1980):
+        self.count, self.failing, self.open, self.clock_mhz = count, failing, 0, clock_mhz
 
     def _answer(self, name, value):
         if name in self.failing:
@@ -37,6 +37,19 @@ class FakeNvml:
 
     def nvmlDeviceGetCount(self):
         return self._answer("nvmlDeviceGetCount", self.count)
+
+    def nvmlDeviceGetHandleByUUID(self, uuid):
+        assert uuid == "GPU-12ab"
+        return self._answer("nvmlDeviceGetHandleByUUID", 7)
+
+    def nvmlDeviceGetEnforcedPowerLimit(self, handle):
+        return self._answer("nvmlDeviceGetEnforcedPowerLimit", 700_000)
+
+    def nvmlDeviceGetApplicationsClock(self, handle, kind):
+        return self._answer("nvmlDeviceGetApplicationsClock", self.clock_mhz)
+
+    def nvmlDeviceGetDefaultApplicationsClock(self, handle, kind):
+        return self._answer("nvmlDeviceGetDefaultApplicationsClock", 1980)
 
     def nvmlSystemGetDriverVersion(self):
         return self._answer("nvmlSystemGetDriverVersion", "580.159")
@@ -169,7 +182,8 @@ def test_a_gpu_that_fails_at_its_first_operation_is_not_usable(machine):
 
 def test_the_cpu_is_described_by_the_hosts_facts():
     found = describe("cpu")
-    assert found.hardware == ("cpu", environment.host_cpu_name())
+    assert (found.kind, found.name) == ("cpu", environment.host_cpu_name())
+    assert (found.mig, found.power_limit_w, found.clocks) == (None, None, None)
     assert (found.driver, found.cuda) == (None, None)
     assert (found.torch, found.threads) == (torch.__version__, torch.get_num_threads())
 
@@ -184,3 +198,26 @@ def test_a_gpu_is_described_with_its_driver_where_nvml_tells(machine, monkeypatc
     found = describe("cuda")
     assert (found.name, found.driver, found.cuda) == ("NVIDIA H200", driver, "12.8")
     assert found.host_cpu == environment.host_cpu_name()
+
+
+@pytest.mark.parametrize(
+    ("nvml", "name", "told"),
+    [
+        ({}, "NVIDIA H200", (None, 700, "default clocks")),
+        ({"clock_mhz": 1500}, "NVIDIA H200", (None, 700, "application clock 1500 MHz")),
+        ({}, "NVIDIA H200 MIG 1g.18gb", ("1g.18gb", 700, "default clocks")),
+        ({"failing": ["nvmlDeviceGetEnforcedPowerLimit"]}, "NVIDIA H200", (None, None, "default clocks")),
+        ({"failing": ["nvmlDeviceGetApplicationsClock"]}, "NVIDIA H200", (None, 700, None)),
+        ({"failing": ["nvmlDeviceGetHandleByUUID"]}, "NVIDIA H200", (None, None, None)),
+        ({"failing": ["nvmlInit"]}, "NVIDIA H200", (None, None, None)),
+    ],
+)
+def test_what_decides_a_gpus_speed_is_described(machine, monkeypatch, nvml, name, told):
+    fake = FakeNvml(**nvml)
+    machine(available=True, nvml=fake)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    properties = SimpleNamespace(name=name, uuid="12ab")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
+    found = describe("cuda")
+    assert (found.mig, found.power_limit_w, found.clocks) == told
+    assert fake.open == 0

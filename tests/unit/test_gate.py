@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 
 import pytest
+from tests import facts
 
 from pytest_cudagraph import gate
 from pytest_cudagraph.errors import CaptureRefusal, CudagraphError
@@ -105,7 +106,10 @@ SPEEDUPS = {
         FAILED, 1.15, judged=True, batch_size=8, baseline=saved(device=T4), device=H200
     ),
     "failed, compute-bound": judge_speedup(
-        timed(1.01, 1.02, 1.03, "fail", device_replay=latency(116.5)), 1.15, judged=True, batch_size=96
+        timed(1.01, 1.02, 1.03, "fail", busy_ns=116.5 * US), 1.15, judged=True, batch_size=96, receipt=receipt()
+    ),
+    "not judged, half of what there is": judge_speedup(
+        timed(1.05, 1.07, 1.09, "fail", busy_ns=105.0 * US), 1.10, judged=False, why_not="shown", receipt=receipt(1)
     ),
     "failed, slower than eager by far": judge_speedup(timed(0.03, 0.04, 0.05, "fail"), 1.15, judged=True, batch_size=8),
     "inconclusive": judge_speedup(OPEN, 1.15, judged=True, batch_size=8),
@@ -175,14 +179,16 @@ def test_a_timing_for_another_target_is_not_judged_by_this_one():
 
 
 def test_what_was_realised_counts_as_attainable():
-    slow_events = timed(1.05, 1.07, 1.09, "fail", device_replay=latency(120.0))
+    slow_events = timed(1.05, 1.07, 1.09, "fail", busy_ns=120.0 * US)
     found = judge_speedup(slow_events, 1.15, judged=True)
-    assert "1.07x of at most 1.07x: compute-bound" in found.evidence
+    assert "1.07x of at most 1.07x: compute-bound; its kernels take 120.0 µs by themselves" in found.evidence
 
 
 def test_an_attainable_target_is_not_called_compute_bound():
-    fast_device = timed(1.05, 1.07, 1.09, "fail", device_replay=latency(60.0))
-    assert not any("compute-bound" in line for line in judge_speedup(fast_device, 1.15, judged=True).evidence)
+    fast_device = timed(1.05, 1.07, 1.09, "fail", busy_ns=60.0 * US)
+    found = judge_speedup(fast_device, 1.15, judged=True, receipt=receipt())
+    line = "1.07x of at most 2.00x: 7 % of what a graph can gain; 46 kernels take 60.0 µs by themselves"
+    assert line in found.evidence
 
 
 # --- baseline --------------------------------------------------------------------------------------------------------
@@ -193,6 +199,9 @@ def against(replay_us: float, *, before=None, max_slowdown=0.10, device=H200, ju
     return judge_baseline(timing, before or saved(), max_slowdown, device, judged=judged, **options)
 
 
+FIVE = facts.sessions(112.0, 113.0, 112.4, 111.5, 112.6, reference_us=150.0, device=H200)
+
+# fmt: off
 BASELINES = {
     "same": against(112.1),
     "faster": against(98.0),
@@ -204,6 +213,29 @@ BASELINES = {
     "same, other software": against(112.1, before=saved(device=replace(H200, torch="2.11.0"))),
     "slower, disturbed": against(140.5, disturbance="another process used the GPU"),
     "slower, not judged": against(140.5, judged=False, why_not="this was a rehearsal on the CPU twin"),
+    "slower, other kernels": against(140.5, receipt=receipt(62, kernel_names={"aten.mul": 32, "aten.add": 30})),
+    "slower with eager": judge_baseline(
+        replace(PASSED, eager=latency(190.0), replay=latency(140.5)), saved(), 0.10, H200, judged=True
+    ),
+    "slower with eager, five sessions and a reference": judge_baseline(
+        replace(PASSED, eager=latency(190.0), replay=latency(140.5), reference=latency(151.0)),
+        replace(saved(), sessions=FIVE),
+        0.10, H200, judged=True,
+    ),
+    "slower machine": judge_baseline(
+        replace(PASSED, eager=latency(190.0), replay=latency(140.5), reference=latency(180.0)),
+        replace(saved(), sessions=FIVE),
+        0.02, H200, judged=True,
+    ),
+    "slower beside other work": judge_baseline(
+        replace(PASSED, replay=latency(140.5), reference=replace(latency(151.0), q25_ns=130e3, q75_ns=180e3)),
+        replace(saved(), sessions=FIVE), 0.10, H200, judged=True,
+    ),
+    "slower compiled code": judge_baseline(
+        replace(PASSED, eager=latency(150.0), compiled=latency(170.0), replay=latency(140.5)),
+        replace(saved(), compiled=latency(140.0)), 0.10, H200, judged=True,
+    ),
+    "another CPU": against(140.5, before=saved(device=replace(H200, host_cpu="AMD EPYC 7763"))),
     "another device": against(112.1, before=saved(device=T4)),
     "another kind": against(112.1, before=saved(device=TWIN)),
     "new": against(112.1, before=NEW),
@@ -213,6 +245,7 @@ BASELINES = {
         replace(PASSED, eager=latency(2000.0), replay=latency(90.0)), saved(950.0), 0.10, H200, judged=True
     ),
 }
+# fmt: on
 
 
 def test_every_word_of_the_baseline_gate(golden):
@@ -242,23 +275,50 @@ def test_what_each_comparison_means(case, verdict, comparison):
     assert found.gate == "baseline"
 
 
+PRIOR = 1.645 * 0.03 * math.sqrt(2)
+"""What one saved session may differ from the next by, with 95 % confidence on either side, as a log-ratio."""
+
+
 @pytest.mark.parametrize(
     ("factor", "max_slowdown", "comparison"),
     [
-        (1.0999, 0.10, "same"),
-        (1.1001, 0.10, "uncertain"),
-        (1.10 * math.exp(0.06) * 0.9999, 0.10, "uncertain"),
-        (1.10 * math.exp(0.06) * 1.0001, 0.10, "slower"),
+        (math.sqrt(1.10) * 0.9999, 0.10, "same"),
+        (math.sqrt(1.10) * 1.0001, 0.10, "uncertain"),
+        (1.30 * math.exp(-PRIOR) * 0.9999, 0.30, "same"),
+        (1.30 * math.exp(-PRIOR) * 1.0001, 0.30, "uncertain"),
+        (1.10 * math.exp(PRIOR) * 0.9999, 0.10, "uncertain"),
+        (1.10 * math.exp(PRIOR) * 1.0001, 0.10, "slower"),
+        (1.0, 0.0, "same"),
         (1.0001, 0.0, "uncertain"),
-        (1.0619, 0.0, "slower"),
+        (math.exp(PRIOR) * 1.0001, 0.0, "slower"),
         (1 / 1.0999, 0.10, "same"),
         (1 / 1.1001, 0.10, "faster"),
-        (1 / 1.0599, 0.02, "same"),
-        (1 / 1.0601, 0.02, "faster"),
+        (math.exp(-PRIOR) * 1.0001, 0.02, "same"),
+        (math.exp(-PRIOR) * 0.9999, 0.02, "faster"),
     ],
 )
 def test_the_comparison_turns_where_it_is_documented(factor, max_slowdown, comparison):
     assert against(100.0 * factor, before=saved(150.0, 100.0), max_slowdown=max_slowdown)[1] == comparison
+
+
+@pytest.mark.parametrize(
+    ("now", "words"),
+    [
+        ({"mig": "1g.18gb"}, "MIG off -> 1g.18gb"),
+        ({"power_limit_w": 600}, "power limit 700 W -> 600 W"),
+        ({"clocks": "SM clock set to 1500 MHz"}, "default clocks -> SM clock set to 1500 MHz"),
+    ],
+)
+def test_other_hardware_is_named_and_decides_nothing(now, words):
+    before = replace(H200, power_limit_w=700, clocks="default clocks")
+    found, comparison = against(200.0, before=saved(device=before), device=replace(before, **now))
+    assert (found.verdict, comparison) == (Verdict.NOT_JUDGED, "not-comparable")
+    assert found.reason == f"not comparable: since the baseline the hardware is another: {words}"
+
+
+def test_what_an_older_file_does_not_tell_is_no_difference():
+    found, _ = against(112.0, device=replace(H200, power_limit_w=600, clocks="default clocks"))
+    assert found.verdict is Verdict.PASSED
 
 
 @pytest.mark.parametrize(("median_us", "q25_us"), [(150.0, 100.0), (100.0, 150.0)])
@@ -271,7 +331,7 @@ def test_one_quantile_alone_is_no_slowdown(median_us, q25_us):
 def test_the_quantile_that_decides_is_named():
     timing = replace(PASSED, replay=latency(150.0, 130.0))
     found, _ = judge_baseline(timing, saved(120.0, 100.0), 0.10, H200, judged=True)
-    assert "(lower quartile 100.0 -> 130.0 µs)" in found.reason
+    assert "(lower quartile 100.0 -> 130.0 µs; " in found.reason
 
 
 # --- structure -------------------------------------------------------------------------------------------------------
@@ -346,6 +406,7 @@ AGREES = Agreement(batch_size=8, replays=6, leaves=2, state_tensors=12, bit_exac
 
 PROOFS = {
     "agreement": judge_agreement(AGREES),
+    "agreement on adversarial inputs": judge_agreement(replace(AGREES, adversaries=("zeros", "a row of NaN"))),
     "agreement with reservations": judge_agreement(
         replace(
             AGREES, bit_exact=False, eager_repeatable=False, replays=1, leaves=1, state_tensors=0,
@@ -420,6 +481,19 @@ def test_a_hazard_refuses_the_capture_or_makes_it_wrong(loud, verdict):
     assert (judgement.gate, judgement.verdict) == ("audit", verdict)
     assert judgement.reason == "model.py:20: the host waits for a value [host-sync]"
     assert (judgement.evidence, judgement.remedy) == (("`x.item()`",), "fix: keep it on the device")
+
+
+def test_a_hazard_in_a_library_names_the_line_of_the_project_too():
+    finding = Finding(
+        id="host-sync",
+        level="error",
+        message="the host waits for a value",
+        fix="keep it on the device",
+        evidence="`x.item()`",
+        site=Site(file="/env/lib/models.py", line=20),
+        called_from=Site(file="tests/test_model.py", line=4, function="test_model"),
+    )
+    assert gate.judge_finding(finding).evidence == ("`x.item()`", "called from tests/test_model.py:4 in test_model")
 
 
 def test_a_failed_compile_tells_its_first_line_and_keeps_the_rest():

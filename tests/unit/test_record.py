@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.facts import CPU, H200, SAVED_AT, batch, by_key, judgement, latency, report, saved, timing
+from tests.facts import CPU, H200, SAVED_AT, batch, by_key, judgement, latency, report, saved, sessions, timing
 
 from pytest_cudagraph import gate, record
+from pytest_cudagraph.baseline import KEPT
 from pytest_cudagraph.values import Receipt, Verdict
 
 NAME = "tests/test_a.py::test_a"
@@ -18,7 +19,7 @@ def plan(*reports, update="changed", kept=()):
 
 
 def test_what_passed_and_is_new_is_written_whole():
-    assert plan(report()) == record.Plan(write=(saved(),))
+    assert plan(report()) == record.Plan(write=(saved(),), new=((NAME, 8),))
 
 
 def test_entries_come_ordered_by_name_and_batch_size():
@@ -34,7 +35,8 @@ def test_whatever_did_not_pass_is_refused(verdict, which, update):
     story = report(NAME, batch(8, judgement(gate="capture"), judgement(verdict, gate=which, reason="see here")))
 
     words = verdict.value.replace("-", " ")
-    assert plan(story, update=update) == record.Plan(refused=((NAME, 8, f"{words}: see here"),))
+    refused = ((NAME, 8, f"{words}: see here"),)
+    assert plan(story, update=update) == record.Plan(refused=refused, replaces=update == "all")
 
 
 def test_speed_that_was_not_judged_is_refused():
@@ -93,31 +95,65 @@ def test_new_never_replaces():
 
 
 def test_all_replaces_also_what_did_not_change():
-    assert plan(report(), update="all", kept=[saved()]).write == (saved(),)
+    found = plan(report(), update="all", kept=[saved()])
+
+    assert (found.write, found.changed, found.replaces) == ((saved(),), ((NAME, 8),), True)
+
+
+FULL = sessions(*[60.0] * KEPT)
+
+
+@pytest.mark.parametrize(
+    ("old", "is_changed"),
+    [
+        (saved(), False),
+        (saved(eager=latency(240)), False),
+        (saved(replay=latency(60 * 1.06)), False),
+        (saved(replay=latency(60 * 1.08)), True),
+        (saved(replay=latency(60 / 1.08)), True),
+        (saved(kernels=45), True),
+        (saved(kernel_names={"aten.mul": 46}), True),
+        (saved(compiled=latency(80)), True),
+        (saved(device=replace(H200, torch="2.10.0")), True),
+        (saved(device=replace(H200, power_limit_w=600)), False),
+    ],
+)
+def test_changed_begins_anew_only_where_something_moved(old, is_changed):
+    found = plan(report(), update="changed", kept=[old])
+
+    assert len(found.write) == 1
+    assert found.changed == (((NAME, 8),) if is_changed else ())
+    assert found.new == ()
 
 
 @pytest.mark.parametrize(
     ("old", "is_written"),
     [
-        (saved(), False),
-        (saved(eager=latency(120 * 1.029)), False),
-        (saved(eager=latency(120 * 1.031)), True),
-        (saved(eager=latency(120 / 1.031)), True),
-        (saved(replay=latency(60 * 1.029)), False),
-        (saved(replay=latency(60 * 1.031)), True),
-        (saved(kernels=45), True),
-        (saved(kernel_names={"aten.mul": 46}), True),
-        (saved(compiled=latency(80)), True),
+        (saved(sessions=FULL[1:]), True),
+        (saved(sessions=FULL), False),
+        (saved(sessions=FULL, eager=latency(240)), True),
+        (saved(sessions=FULL, kernels=45), True),
     ],
 )
-def test_changed_replaces_only_what_moved(old, is_written):
+def test_a_full_history_that_holds_is_left_alone(old, is_written):
     found = plan(report(), update="changed", kept=[old])
 
     assert (bool(found.write), bool(found.kept)) == (is_written, not is_written)
 
 
-def counted(reports, kept=(), complete_run=True):
-    found = record.counts(reports, by_key(*kept), complete_run=complete_run)
+def test_what_is_written_tells_its_day_its_commit_its_software_and_its_reference():
+    story = report(NAME, batch(timing=replace(timing(), reference=latency(150.0))))
+    (entry,) = record.entries([story], "new", {}, saved_at=SAVED_AT, commit="1a2b3c4+").write
+
+    (session,) = entry.sessions
+    assert (session.date, session.commit) == ("2026-11-21", "1a2b3c4+")
+    assert (session.reference_median_ns, session.reference_q25_ns) == (150_000.0, 148_500.0)
+    assert session.software == "Python 3.12.3, torch 2.11.0, driver 580.159"
+    assert (session.median_ns, session.q25_ns) == (60_000.0, 59_400.0)
+
+
+def counted(reports, kept=(), complete_run=True, plan=None):
+    found = record.counts(reports, by_key(*kept), complete_run=complete_run, plan=plan)
     assert tuple(found) == record.COUNTED
     return {word: count for word, count in found.items() if count}
 
@@ -137,10 +173,26 @@ def test_each_batch_size_counts_once_under_its_verdict():
     }
 
 
-def test_new_and_faster_are_remarks_beside_the_verdict():
-    batches = [batch(1, comparison="new"), batch(2, comparison="faster"), batch(3, comparison="same")]
+def test_remarks_stand_beside_the_verdict():
+    other = Receipt(batch_size=4, operations=50, kernels=46, kernel_names={"aten.mul": 41, "aten.addmm": 5})
+    batches = [
+        batch(1, comparison="new"),
+        batch(2, comparison="faster"),
+        batch(3, comparison="same"),
+        batch(4, comparison="same", baseline=saved("a", 4), receipt=other),
+        batch(5, comparison="not-comparable"),
+    ]
 
-    assert counted([report("a", *batches)]) == {"passed": 3, "faster": 1, "new": 1}
+    counts = {"passed": 5, "faster": 1, "not comparable": 1, "changed": 1, "missing": 1}
+    assert counted([report("a", *batches)]) == counts
+
+
+def test_what_is_written_is_no_longer_missing():
+    story = report("a", batch(1, comparison="new"), batch(2, comparison="not-comparable"), batch(3), batch(4))
+    kept = [saved("a", 3), saved("a", 4, kernels=40)]
+    found = plan(story, kept=kept)
+
+    assert counted([story], kept, plan=found) == {"passed": 4, "new": 2, "changed": 1}
 
 
 def test_a_model_that_never_came_to_a_batch_size_counts_once():
@@ -176,10 +228,10 @@ def compared(old, new, max_slowdown=0.10):
     ("factor", "comparison"),
     [
         (1.0, "same"),
-        (1.09, "same"),
-        (1.11, "uncertain"),
-        (1.16, "uncertain"),
-        (1.17, "slower"),
+        (1.04, "same"),
+        (1.06, "uncertain"),
+        (1.17, "uncertain"),
+        (1.18, "slower"),
         (1 / 1.09, "same"),
         (1 / 1.11, "faster"),
     ],

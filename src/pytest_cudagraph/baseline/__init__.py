@@ -2,18 +2,40 @@
 
 from pytest_cudagraph.baseline.names import Key, normal_name, slug
 from pytest_cudagraph.baseline.schema import SCHEMA, Content, parse, text_of
+from pytest_cudagraph.baseline.sessions import (
+    ENOUGH,
+    KEPT,
+    PRIOR_SPREAD,
+    Change,
+    arms_moved,
+    change,
+    continued,
+    history,
+    is_continued,
+    session_of,
+)
 from pytest_cudagraph.baseline.store import JsonStore, MemoryStore, read, remove_from
 
 __all__ = [
+    "ENOUGH",
+    "KEPT",
+    "PRIOR_SPREAD",
     "SCHEMA",
+    "Change",
     "Content",
     "JsonStore",
     "Key",
     "MemoryStore",
+    "arms_moved",
+    "change",
+    "continued",
+    "history",
+    "is_continued",
     "normal_name",
     "parse",
     "read",
     "remove_from",
+    "session_of",
     "slug",
     "text_of",
 ]

@@ -2,25 +2,27 @@
 
 One record per name, batch size and arm; what pytest-benchmark has no place for stands under
 ``extra_info["cudagraph"]``. All times are seconds. A file is reviewed in pull requests, hence sorted keys, a fixed
-order of records, quantiles rather than samples, and four significant digits: reading a file and writing it again
-gives the same bytes.
+order of records, quantiles rather than samples, four significant digits, and a line for each session: reading a file
+and writing it again gives the same bytes.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from pytest_cudagraph.baseline.names import Key
+from pytest_cudagraph.baseline.sessions import history
 from pytest_cudagraph.errors import BaselineError
 from pytest_cudagraph.units import to_ns, to_seconds
-from pytest_cudagraph.values import DeviceInfo, Interval, Latency, SavedBatch
+from pytest_cudagraph.values import DeviceInfo, Interval, Latency, SavedBatch, Session
 
-SCHEMA = 1
-"""Raised whenever an older release could misread what is written."""
+SCHEMA = 2
+"""Raised whenever an older release could misread what is written. Schema 1 knew no sessions; it is read as one."""
 
 _ARMS = ("eager", "compiled", "replay")
 
@@ -32,6 +34,10 @@ _SCHEMA_OF = "4.0.0"
 
 _IQR_PER_SIGMA = 1.349
 """Interquartile range of a normal distribution in standard deviations: 2 * 0.6745."""
+
+_ONE_LINE = "one line: "
+_ONE_LINE_TEXT = re.compile(rf'^(\s+)("{_ONE_LINE}.*")(?=,?$)', re.MULTILINE)
+"""How what stands on one line is carried through an encoder that spreads everything: as a text, alone in its line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +69,12 @@ def text_of(content: Content) -> str:
         "machine_info": dict(content.machine_info),
         "version": _SCHEMA_OF,
     }
-    return json.dumps(document, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
+    text = json.dumps(document, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
+    return _ONE_LINE_TEXT.sub(lambda found: found[1] + str(json.loads(found[2])).removeprefix(_ONE_LINE), text)
+
+
+def _one_line(value: Mapping[str, Any]) -> str:
+    return _ONE_LINE + json.dumps(value, sort_keys=True, ensure_ascii=False, allow_nan=False)
 
 
 def parse(text: str, origin: str) -> Content:
@@ -98,7 +109,7 @@ def _check_schema(record: Any, origin: str) -> None:
         raise BaselineError(f"{origin} was not written by pytest-cudagraph; the file was left as it is")
     if schema > SCHEMA:
         raise BaselineError(
-            f"{origin} has schema {schema}, this pytest-cudagraph reads schema {SCHEMA}: upgrade pytest-cudagraph; "
+            f"{origin} has schema {schema}, this pytest-cudagraph reads up to {SCHEMA}: upgrade pytest-cudagraph; "
             "the file was left as it is"
         )
 
@@ -136,6 +147,7 @@ def _record(entry: SavedBatch, arm: str, latency: Latency) -> dict[str, Any]:
             "kernel_names": dict(entry.kernel_names),
             "kernels": entry.kernels,
             "saved_at": entry.saved_at,
+            "sessions": [_one_line(_session_record(session)) for session in history(entry)],
             "speedup": {key: _significant(_positive(value, key)) for key, value in asdict(entry.speedup).items()},
         }
     fullname = _parametrized(entry.name, f"{entry.batch_size}-{arm}")
@@ -149,6 +161,22 @@ def _record(entry: SavedBatch, arm: str, latency: Latency) -> dict[str, Any]:
         "params": {"arm": arm, "batch_size": entry.batch_size},
         "stats": _stats(latency),
     }
+
+
+def _session_record(session: Session) -> dict[str, Any]:
+    references = {"reference": session.reference_median_ns, "reference_q1": session.reference_q25_ns}
+    unrest = {"unrest": _significant(session.unrest_log)} if session.unrest_log else {}
+    return (
+        unrest
+        | {key: _seconds(value) for key, value in references.items() if value is not None}
+        | {
+            "commit": session.commit,
+            "date": session.date,
+            "median": _seconds(session.median_ns),
+            "q1": _seconds(session.q25_ns),
+            "software": session.software,
+        }
+    )
 
 
 def _parametrized(name: str, parameters: str) -> str:
@@ -204,7 +232,7 @@ def _entry(key: Key, arms: Mapping[str, Mapping[str, Any]], origin: str) -> Save
 def _built(name: str, batch_size: int, arms: Mapping[str, Mapping[str, Any]]) -> SavedBatch:
     ours = _ours(arms["replay"])
     kernels = ours["kernels"]
-    return SavedBatch(
+    entry = SavedBatch(
         name=name,
         batch_size=batch_size,
         eager=_latency(arms["eager"]),
@@ -215,6 +243,21 @@ def _built(name: str, batch_size: int, arms: Mapping[str, Mapping[str, Any]]) ->
         kernel_names={str(kernel): int(count) for kernel, count in ours["kernel_names"].items()},
         device=DeviceInfo(**ours["device"]),
         saved_at=str(ours["saved_at"]),
+        sessions=tuple(_session(each) for each in ours.get("sessions", ())),
+    )
+    return replace(entry, sessions=history(entry))
+
+
+def _session(found: Mapping[str, Any]) -> Session:
+    return Session(
+        date=str(found["date"]),
+        commit=str(found["commit"]),
+        software=str(found["software"]),
+        q25_ns=_ns(found, "q1"),
+        median_ns=_ns(found, "median"),
+        reference_q25_ns=_ns(found, "reference_q1") if "reference" in found else None,
+        reference_median_ns=_ns(found, "reference") if "reference" in found else None,
+        unrest_log=_significant(_number(found, "unrest")) if "unrest" in found else 0.0,
     )
 
 

@@ -14,6 +14,7 @@ from filelock import FileLock, Timeout
 
 from pytest_cudagraph.baseline.names import Key, slug
 from pytest_cudagraph.baseline.schema import Content, machine_info, parse, text_of
+from pytest_cudagraph.baseline.sessions import continued
 from pytest_cudagraph.errors import BaselineError
 from pytest_cudagraph.values import DeviceInfo, SavedBatch
 
@@ -37,18 +38,19 @@ class JsonStore:
         """
         return dict(read(self.path).entries)
 
-    def merge(self, saved: Iterable[SavedBatch], *, commit_info: Mapping[str, Any]) -> None:
-        """Write these entries among those the file holds by then.
+    def merge(self, saved: Iterable[SavedBatch], *, commit_info: Mapping[str, Any], continues: bool = False) -> None:
+        """Write these entries among those the file holds by then; see :meth:`pytest_cudagraph.protocols.Store.merge`.
 
         Raises :class:`~pytest_cudagraph.errors.BaselineError`; the old file is whole then.
         """
-        new = {(entry.name, entry.batch_size): entry for entry in saved}
+        new = list(saved)
         if not new:
             return
         about = machine_info(self._device)
 
         def add(old: Content) -> Content:
-            return Content(entries={**old.entries, **new}, machine_info=about, commit_info=commit_info)
+            entries = _merged(old.entries, new, continues=continues)
+            return Content(entries=entries, machine_info=about, commit_info=commit_info)
 
         _change(self.path, add)
 
@@ -68,14 +70,23 @@ class MemoryStore:
         """A copy of everything saved."""
         return dict(self._entries)
 
-    def merge(self, saved: Iterable[SavedBatch], *, commit_info: Mapping[str, Any]) -> None:
-        """Add or replace these entries."""
-        self._entries |= {(entry.name, entry.batch_size): entry for entry in saved}
+    def merge(self, saved: Iterable[SavedBatch], *, commit_info: Mapping[str, Any], continues: bool = False) -> None:
+        """Add, replace or continue these entries."""
+        self._entries = _merged(self._entries, saved, continues=continues)
 
     def remove(self, keys: Iterable[Key]) -> None:
         """Forget these entries."""
         for key in keys:
             self._entries.pop(key, None)
+
+
+def _merged(old: Mapping[Key, SavedBatch], new: Iterable[SavedBatch], *, continues: bool) -> dict[Key, SavedBatch]:
+    entries = dict(old)
+    for entry in new:
+        key = (entry.name, entry.batch_size)
+        # Decided here, on what another process may have written meanwhile: its session is not lost.
+        entries[key] = continued(entries[key], entry) if continues and key in entries else entry
+    return entries
 
 
 def read(path: Path) -> Content:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 
-from pytest_cudagraph.gate.wording import found_text, moved_text, timing_text
+from pytest_cudagraph.baseline import change, session_of
+from pytest_cudagraph.gate.wording import attainable_text, found_text, moved_text, timing_text
 from pytest_cudagraph.units import factor_text, percent_text, seconds_text
-from pytest_cudagraph.values import DeviceInfo, Interval, Judgement, NoBaseline, SavedBatch, Timing, Verdict
+from pytest_cudagraph.values import DeviceInfo, Interval, Judgement, NoBaseline, Receipt, SavedBatch, Timing, Verdict
 
 _THRESHOLD_ZONE = 0.02
 """An interval this close to the target on both sides is *at* it: no amount of measuring makes that a yes or a no."""
@@ -25,14 +26,15 @@ def judge_speedup(
     baseline: SavedBatch | NoBaseline | None = None,
     device: DeviceInfo | None = None,
     disturbance: str = "",
+    receipt: Receipt | None = None,
 ) -> Judgement:
     """What the evidence of ``timing``, collected against ``min_speedup``, means.
 
     ``disturbance`` (a throttled or shared GPU) makes a decision inconclusive. With ``device`` and a baseline of the
-    same hardware, the evidence says which side moved. Raises :class:`ValueError` if ``timing`` was taken against
-    another target.
+    same hardware, the evidence says which side moved, with ``receipt`` how many kernels there are. Raises
+    :class:`ValueError` if ``timing`` was taken against another target.
     """
-    evidence = _evidence(timing, min_speedup, baseline, device)
+    evidence = _evidence(timing, min_speedup, baseline, device, receipt.kernels if receipt else None)
     if not judged:
         reason = f"speed is not judged: {why_not}"
         evidence = (found_text(timing), *evidence)
@@ -74,24 +76,20 @@ def _at_threshold(speedup: Interval, min_speedup: float) -> bool:
 
 
 def _evidence(
-    timing: Timing, min_speedup: float, baseline: SavedBatch | NoBaseline | None, device: DeviceInfo | None
+    timing: Timing,
+    min_speedup: float,
+    baseline: SavedBatch | NoBaseline | None,
+    device: DeviceInfo | None,
+    kernels: int | None,
 ) -> tuple[str, ...]:
     lines = [timing_text(timing, device)]
-    attainable = _attainable_ratio(timing)
-    if attainable is not None and attainable < min_speedup:
-        realised = factor_text(timing.speedup.estimate)
-        lines.append(f"{realised} of at most {factor_text(attainable)}: compute-bound")
-    if isinstance(baseline, SavedBatch) and device is not None and baseline.device.hardware == device.hardware:
-        lines.append(moved_text(timing, baseline))
+    attainable = attainable_text(timing, min_speedup, kernels)
+    lines += [attainable] if attainable else []
+    saved = baseline if isinstance(baseline, SavedBatch) else None
+    if saved is not None and device is not None and not saved.device.hardware_changes(device):
+        found = change(saved, session_of(timing, device))
+        lines.append(moved_text(timing, saved, device, found.reference_ns))
     return (*lines, *timing.notes)
-
-
-def _attainable_ratio(timing: Timing) -> float | None:
-    """Eager over the device's own time for the replay: the speedup if launching cost nothing at all."""
-    if timing.device_replay is None or timing.device_replay.median_ns <= 0:
-        return None
-    # Events have their own cost: what was realised was attainable.
-    return max(timing.eager.median_ns / timing.device_replay.median_ns, timing.speedup.estimate)
 
 
 def _accept(speedup: Interval, batch_size: int | None) -> str:

@@ -40,6 +40,8 @@ class Collected:
     """Whether no test was left out of the files that were looked at."""
     paths: tuple[str, ...]
     """What was looked at: files and folders relative to the root directory, ``.`` for all of it."""
+    asked_sizes: frozenset[int] = frozenset()
+    """The batch sizes that the command line asked for; empty where it named none."""
     folder: Path = field(default_factory=Path)
     """Where pytest was called: what ``--cudagraph-json`` is relative to, wherever the tests have gone."""
 
@@ -91,7 +93,7 @@ def _end_device(
     except BaselineError as error:
         said.problems.append(str(error))
         return
-    looked_at = _looked_at(saved, collected, settings.rootdir)
+    looked_at = _of_asked_sizes(_looked_at(saved, collected, settings.rootdir), reports, collected.asked_sizes)
     stale = record.stale(reports, looked_at, complete_run=collected.complete)
     said.lines += report.closing(
         reports,
@@ -149,6 +151,18 @@ def _looked_at(saved: Mapping[Key, SavedBatch], collected: Collected, root: Path
             else key[0] not in unseen | silent and _lies_below(files[key[0]], collected.paths)
         )
     }
+
+
+def _of_asked_sizes(
+    saved: dict[Key, SavedBatch], reports: Iterable[GraphReport], asked: frozenset[int]
+) -> dict[Key, SavedBatch]:
+    """Without the other sizes of models whose sizes were the command line's: nobody asked for them in this run.
+
+    A model that names its own sizes has left out what it no longer names, unless they are just those that were asked
+    for: then only a run without them can tell.
+    """
+    narrowed = {each.name for each in reports if asked and {batch.batch_size for batch in each.batches} == asked}
+    return {key: entry for key, entry in saved.items() if key[0] not in narrowed or key[1] in asked}
 
 
 def _lies_below(file: str, paths: Iterable[str]) -> bool:

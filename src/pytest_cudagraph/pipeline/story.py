@@ -238,6 +238,7 @@ class Story:
             baseline=saved,
             device=bench.device,
             disturbance=disturbance,
+            receipt=receipt,
         )
         # Counts are exact and shown in any case; what is being replaced on request holds nobody back.
         allowed = None if bench.replaces else case.max_new_kernels

@@ -11,13 +11,17 @@ from pytest_cudagraph.inputs.objects import opaque_arguments
 from pytest_cudagraph.monitor import PerfMonitor
 from pytest_cudagraph.pipeline.bench import Bench, Progress
 from pytest_cudagraph.pipeline.subject import Subject
-from pytest_cudagraph.protocols import CapturedGraph, Model, StoppingRule
+from pytest_cudagraph.protocols import CapturedGraph, Model, StoppingRule, TellsBusyTime
 from pytest_cudagraph.state import Snapshot
 from pytest_cudagraph.units import NS_PER_S, seconds_text
 from pytest_cudagraph.values import Timing
 
 _MIN_TIME_NS = 0.25 * NS_PER_S
 """A verdict after less would fall within one burst of a noisy neighbour (docs/statistics.md)."""
+
+_BUSY_NS = 0.02 * NS_PER_S
+_MOST_PASSES = 15
+"""A diagnostic: a few replays, of twenty milliseconds together, are enough to say what a graph could gain."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +59,7 @@ def time_trial(trial: Trial, subject: Subject, bench: Bench, progress: Progress)
         progress(f"measure batch {trial.batch_size}, {of}")
 
     with left_as_it_was(subject, bench) as before, backend.running(), PerfMonitor() as watch:
+        prepare = _rewinder(trial, subject, before)
         timing = measure.measure(
             _arms(trial, subject),
             clock=bench.clock,
@@ -62,12 +67,26 @@ def time_trial(trial: Trial, subject: Subject, bench: Bench, progress: Progress)
             bounds=measure.Bounds.of_budget(trial.budget_ns),
             seed=trial.seed,
             synchronize=backend.synchronize,
-            prepare=_rewinder(trial, subject, before),
+            prepare=prepare,
             event_timer=backend.event_timer(),
             progress=between_blocks,
         )
-    timing = replace(timing, reference=readings.latency() if readings else None)
+        busy_ns = _busy_ns(trial.graph, timing, prepare)
+    timing = replace(timing, reference=readings.latency() if readings else None, busy_ns=busy_ns)
     return timing, watch.card.disturbance if backend.kind == "cuda" else ""
+
+
+def _busy_ns(graph: CapturedGraph, timing: Timing, prepare: Callable[[], None] | None) -> float | None:
+    """What the operations of a replay take by themselves, the least of a few; a device's events tell it as well."""
+    if not isinstance(graph, TellsBusyTime):
+        return timing.device_replay.median_ns if timing.device_replay else None
+    passes = min(max(int(_BUSY_NS / timing.replay.median_ns), 1), _MOST_PASSES)
+    found_ns = []
+    for _ in range(passes):
+        if prepare is not None:
+            prepare()
+        found_ns.append(graph.busy_ns())
+    return min(found_ns)
 
 
 def _arms(trial: Trial, subject: Subject) -> measure.Arms:

@@ -130,6 +130,11 @@ OPTIONS: tuple[Option, ...] = (
         help="inconclusive, not judged, not comparable, missing or stale fail too",
     ),
     Option(
+        flag="--cudagraph-suggest",
+        default=False,
+        help="print for each test the marker that what it measured supports: lower bounds less the noise",
+    ),
+    Option(
         flag="--cudagraph-json", default=None, parse=str, metavar="PATH", help="write everything of this run as JSON"
     ),
 )
@@ -156,6 +161,7 @@ class Settings:
     update: Update
     strict: bool
     json: str | None
+    suggest: bool = False
     base: str | None = None
     base_slowdown: float = 0.05
     sample: Path | None = None

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.facts import H200, by_key, latency, saved
+from tests.facts import H200, by_key, latency, saved, sessions
 
 from pytest_cudagraph.baseline import Content, parse, text_of
 from pytest_cudagraph.baseline.schema import machine_info
@@ -28,7 +28,47 @@ def text(entries=TWO) -> str:
 
 
 def test_the_file_reads_as_reviewed(golden):
-    golden("baseline/file.json", text(by_key(saved(compiled=latency(80.0)))))
+    history = sessions(60.0, 60.4, reference_us=150.0)
+    golden("baseline/file.json", text(by_key(saved(compiled=latency(80.0), sessions=history))))
+
+
+def test_a_session_more_is_a_line_more():
+    one, two = (text(by_key(saved(sessions=sessions(*[60.0] * count)))).splitlines() for count in (1, 2))
+
+    assert len(two) == len(one) + 1
+    # The line before it gets its comma.
+    assert len(set(two) - set(one)) == 2
+
+
+def test_a_restless_session_is_read_as_it_was():
+    (session,) = sessions(60.0, reference_us=150.0)
+    entries = by_key(saved(sessions=(replace(session, unrest_log=0.25),)))
+
+    assert '"unrest": 0.25' in text(entries)
+    assert parse(text(entries), "a.json").entries == entries
+    assert "unrest" not in text(by_key(saved(sessions=(session,))))
+
+
+def test_a_commit_may_be_called_anything():
+    odd = replace(sessions(60.0)[0], commit='one line: "x", {1}\n\\')
+    entries = by_key(saved('t.py::test[one line: "x"]', sessions=(odd,)))
+
+    assert parse(text(entries), "a.json").entries == entries
+
+
+def schema_1(document):
+    for record in document["benchmarks"]:
+        found = record["extra_info"]["cudagraph"]
+        found["schema"] = 1
+        found.pop("sessions", None)
+        for key in ("mig", "power_limit_w", "clocks"):
+            found.get("device", {}).pop(key, None)
+
+
+def test_a_file_of_schema_1_is_read_as_one_session():
+    # TWO holds one session each, made of the latencies: just what schema 1 knows.
+    assert parse(edited(schema_1), "a.json").entries == TWO
+    assert '"schema": 1' not in text(parse(edited(schema_1), "a.json").entries)
 
 
 def test_what_was_written_is_read_again():
@@ -154,8 +194,8 @@ AGAIN = "remove it or measure it again"
     ("edit", "message"),
     [
         (
-            lambda d: ours(d).update(schema=2),
-            "a.json: record 2 has schema 2, this pytest-cudagraph reads schema 1: upgrade pytest-cudagraph; "
+            lambda d: ours(d).update(schema=3),
+            "a.json: record 2 has schema 3, this pytest-cudagraph reads up to 2: upgrade pytest-cudagraph; "
             "the file was left as it is",
         ),
         (
@@ -171,6 +211,14 @@ AGAIN = "remove it or measure it again"
         (
             lambda d: d["benchmarks"].append(d["benchmarks"][0]),
             "a.json: record 8 repeats tests/test_a.py::test_a, batch 2, eager: keep one of the two",
+        ),
+        (
+            lambda d: ours(d)["sessions"][0].pop("q1"),
+            f"{PLACE} is damaged (no 'q1'); {AGAIN}",
+        ),
+        (
+            lambda d: ours(d)["sessions"][0].update(reference=-1, reference_q1=1),
+            f"{PLACE} is damaged (reference must be a positive number, not -1); {AGAIN}",
         ),
         (lambda d: ours(d).pop("speedup"), f"{PLACE} is damaged (no 'speedup'); {AGAIN}"),
         (

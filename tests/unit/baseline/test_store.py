@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from filelock import FileLock
-from tests.facts import CPU, H200, by_key, latency, saved
+from tests.facts import CPU, H200, by_key, latency, saved, sessions
 
 from pytest_cudagraph.baseline import JsonStore, MemoryStore, remove_from, store
 from pytest_cudagraph.errors import BaselineError
@@ -40,6 +40,15 @@ def test_merging_adds_and_replaces(any_store):
     any_store.merge([saved("b", kernels=7), saved("b", 16)], commit_info=COMMIT)
 
     assert any_store.load() == by_key(saved("a"), saved("b", kernels=7), saved("b", 16))
+
+
+def test_continuing_adds_the_session_to_what_was_written_meanwhile(any_store):
+    first, second = sessions(60.0, 61.0)
+    any_store.merge([saved("a", sessions=(first,))], commit_info=COMMIT)
+    # Another process has read nothing yet, and writes what it found.
+    any_store.merge([saved("a", sessions=(second,), eager=latency(121))], commit_info=COMMIT, continues=True)
+
+    assert any_store.load() == by_key(saved("a", sessions=(first, second)))
 
 
 def test_removing_forgets_only_what_is_named(any_store):

@@ -15,6 +15,7 @@ from pytest_cudagraph import pipeline
 from pytest_cudagraph.backends.cpu import CpuBackend
 from pytest_cudagraph.errors import EagerFailed, InputError
 from pytest_cudagraph.measure import PerfCounterClock
+from pytest_cudagraph.pipeline.reference import Reference
 from pytest_cudagraph.settings import OPTIONS, CallSettings, MarkSettings, Settings, make_case
 from pytest_cudagraph.values import DeviceInfo, Verdict
 
@@ -181,6 +182,33 @@ def test_eager_failures_carry_the_models_own_error():
         pipeline.tell(story)
     assert isinstance(error.value.__cause__, ValueError)
     assert error.value.__cause__.__traceback__.tb_frame.f_code.co_name == "broken"
+
+
+def test_a_measurement_reads_the_reference_and_what_the_operations_take():
+    backend, clock = CpuBackend(), PerfCounterClock()
+    with story_of(Mlp().eval(), bench_of(reference=Reference(backend, clock))) as story:
+        timing = pipeline.tell(story).at(2).timing
+    assert timing.reference.samples >= 10
+    assert timing.busy_ns > 0
+
+
+class Counting(nn.Module):
+    """A buffer counts the calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("steps", torch.zeros(()))
+
+    def forward(self, x):
+        self.steps.add_(1)
+        return x + self.steps
+
+
+def test_what_the_operations_take_is_read_from_the_same_step():
+    model = Counting()
+    with story_of(model) as story:
+        pipeline.tell(story)
+    assert model.steps == 2  # the two eager calls
 
 
 def test_in_a_rehearsal_speed_is_measured_and_not_judged():

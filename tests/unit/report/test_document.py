@@ -54,8 +54,8 @@ def test_the_document_has_just_the_fields_of_its_schema():
     assert set(test) == {"nodeid", "name", "verdict", "findings", "batches"}
     assert set(test["findings"][0]) == {"id", "level", "file", "line", "called_from", "message", "fix"}
     fields = (
-        "batch_size verdict reason min_speedup speedup eager compiled replay kernels capture_seconds memory_bytes "
-        "receipt check baseline base measure_seconds blocks seed"
+        "batch_size verdict reason min_speedup speedup eager compiled replay reference kernels capture_seconds "
+        "memory_bytes receipt check baseline base measure_seconds blocks seed"
     )
     assert all(set(each) == set(fields.split()) for each in test["batches"])
     assert set(test["batches"][0]["eager"]) == {"median", "q25", "samples"}
@@ -71,6 +71,7 @@ def test_timings_of_wrong_results_are_null():
         "eager",
         "compiled",
         "replay",
+        "reference",
         "baseline",
         "base",
         "measure_seconds",

@@ -119,6 +119,15 @@ def test_the_counts_name_only_what_there_is():
     assert closing([], COUNTS) == ["3 passed, 1 slower, 1 not captured, 1 new, 1 stale"]
 
 
+def test_a_gain_is_named_with_what_keeps_it():
+    gain = judgement(gate="baseline", reason="replay is 15 % faster than the baseline", remedy="to keep: --update")
+    batches = [batch(1, judgement(), gain), batch(2, judgement(Verdict.FAILED), gain)]
+    found = report("t.py::a", *(replace(each, comparison="faster") for each in batches))
+
+    lines = closing([found], {"passed": 1, "faster": 1})
+    assert lines[1:] == ["faster: t.py::a, batch 1: replay is 15 % faster than the baseline; to keep: --update"]
+
+
 def test_no_counts_at_all_are_said():
     assert closing([], {"passed": 0}) == ["nothing measured"]
 

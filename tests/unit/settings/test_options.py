@@ -21,6 +21,8 @@ GIVEN = {
     "--cudagraph-compile-timeout": ("30", 30.0),
     "--cudagraph-baseline": ("elsewhere", "elsewhere"),
     "--cudagraph-update": ("new", "new"),
+    "--cudagraph-base": ("HEAD~1", "HEAD~1"),
+    "--cudagraph-base-slowdown": ("0.02", 0.02),
     "--cudagraph-json": ("out.json", "out.json"),
 }
 SWITCHES = [option.flag for option in OPTIONS if option.parse is None]
@@ -34,6 +36,7 @@ BAD = {
     "--cudagraph-time-budget": "nan",
     "--cudagraph-compile-timeout": "soon",
     "--cudagraph-update": "tests/",
+    "--cudagraph-base-slowdown": "-1",
 }
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from pytest_cudagraph import leaves
+from pytest_cudagraph.backends.cpu.busy import time_alone_ns
 from pytest_cudagraph.backends.cpu.intake import CpuInputs
 from pytest_cudagraph.backends.cpu.outside import Outside
 from pytest_cudagraph.backends.cpu.storages import poison
@@ -69,6 +70,12 @@ class CpuGraph:
         self._open_inputs()
         with torch._C._InferenceMode(True), torch._C._DisableAutocast():
             return self._run()
+
+    def busy_ns(self) -> float:
+        """What the operations of one replay take by themselves, timed one by one in a replay of their own."""
+        self._open_inputs()
+        with torch._C._InferenceMode(True), torch._C._DisableAutocast():
+            return time_alone_ns(self._steps)
 
     def poison(self) -> None:
         """Fill what the graph made for its outputs; an output that is an input or a parameter is not its own.

@@ -1,0 +1,220 @@
+"""A baseline over the life of a model: what it catches, that it blesses nothing, and what it says it cannot tell.
+
+The clock is the model's own: how long eager and replay take is written in the test, and 20 % are 20 % on any machine.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+CLOCK = """
+import dataclasses, random
+from pytest_cudagraph.pipeline import bench, reference, timing
+
+
+class Clock:
+    '''Stands still but for the arms that are timed.'''
+
+    resolution_ns = 1.0
+    ns = 0
+
+    def now_ns(self):
+        return Clock.ns
+
+
+def arms(trial, subject, given=timing._arms):
+    jitter = random.Random(0)
+
+    def lasting(call, microseconds):
+        def timed():
+            Clock.ns += int(microseconds * 1000 * jitter.uniform(0.998, 1.002))
+            return call()
+
+        return timed
+
+    made, model = given(trial, subject), subject.eager
+    return dataclasses.replace(
+        made, eager=lasting(made.eager, model.eager_us), replay=lasting(made.replay, model.replay_us)
+    )
+
+
+bench.PerfCounterClock, timing._arms = Clock, arms
+reference.Reference._timed_ns = lambda self, graph: 150e3
+"""
+
+TIMED = """
+class Timed(Mlp):
+    def __init__(self, eager_us, replay_us):
+        super().__init__()
+        self.eager_us, self.replay_us = eager_us, replay_us
+"""
+
+
+@pytest.fixture
+def story(project):
+    with (project.path / "conftest.py").open("a", encoding="utf-8") as file:
+        file.write(CLOCK)
+    with (project.path / "models.py").open("a", encoding="utf-8") as file:
+        file.write(TIMED)
+    return project
+
+
+def write(story, replay_us, eager_us=120):
+    call = f"cudagraph(Timed({eager_us}, {replay_us}).eval(), torch.randn(1, 16), batch_sizes=[1])"
+    story.write(good=call, other=call.replace(str(replay_us), "60"))
+
+
+def run(story, *options):
+    return story.run("--cudagraph", "--cudagraph-device=cpu", *options)
+
+
+def said(result):
+    """The failure's message without the line of the device."""
+    return [line[4:] for line in result.outlines if line.startswith("E ") and "cpu: " not in line]
+
+
+def test_a_baseline_through_the_life_of_a_model(story):
+    write(story, replay_us=60)
+    recorded = run(story, "--cudagraph-update")
+    recorded.assert_outcomes(passed=2)
+    recorded.stdout.fnmatch_lines(["2 passed, 2 new", "wrote 2 entries to *"])
+    text = story.baseline.read_text(encoding="utf-8")
+
+    write(story, replay_us=72)
+    for _ in range(2):  # twice: a regression that was caught must not bless itself
+        slower = run(story)
+        slower.assert_outcomes(failed=1, passed=1)
+        slower.stdout.fnmatch_lines(
+            [
+                "E *SlowerThanBaseline: batch 1: replay is 20 % slower than the baseline (median 60.0 -> 72.0 µs; "
+                "90% interval +12 % to +29 %); this test allows 10 %",
+                "E * eager did not change (120.0 -> 120.0 µs), replay got slower than in the baseline "
+                "(60.0 -> 72.0 µs); replay alone: what is captured, not the model",
+                "1 passed, 1 slower",
+            ]
+        )
+        assert story.baseline.read_text(encoding="utf-8") == text
+
+    write(story, replay_us=60)
+    fixed = run(story, "--cudagraph-strict")
+    fixed.assert_outcomes(passed=2)
+    fixed.stdout.fnmatch_lines(["2 passed"])
+
+    write(story, replay_us=50)
+    faster = run(story)
+    faster.assert_outcomes(passed=2)
+    faster.stdout.fnmatch_lines(
+        ["2 passed, 1 faster", "faster: test_user.py::test_good, batch 1: replay is 20 % faster *"]
+    )
+    assert "to keep the gain: --cudagraph-update" in " ".join(line.strip() for line in faster.outlines)
+    assert story.baseline.read_text(encoding="utf-8") == text
+
+    story.write(other="cudagraph(Timed(120, 60).eval(), torch.randn(1, 16), batch_sizes=[1])")
+    gone = run(story)
+    assert gone.ret == pytest.ExitCode.OK
+    gone.stdout.fnmatch_lines(["1 passed, 1 stale", "stale: test_user.py::test_good, batch 1"])
+    assert run(story, "--cudagraph-strict").ret == pytest.ExitCode.TESTS_FAILED
+
+    name = next(iter(re.findall(r'"name": "([^"]+)",\n\s+"platform"', text)))
+    story.baseline.unlink()
+    (story.path / ".cudagraph" / "another.json").write_text(text.replace(name, "Another Machine"), encoding="utf-8")
+    elsewhere = run(story)
+    elsewhere.assert_outcomes(passed=1)
+    elsewhere.stdout.fnmatch_lines(["1 not judged, 1 not comparable"])
+    strict = run(story, "--cudagraph-strict")
+    strict.assert_outcomes(failed=1)
+    assert "the baseline is of Another Machine" in strict.stdout.str()
+
+
+def test_a_marginal_slowdown_is_inconclusive_until_sessions_tell(story):
+    write(story, replay_us=60)
+    for _ in range(5):
+        run(story, "--cudagraph-update").assert_outcomes(passed=2)
+    write(story, replay_us=65)
+    told = run(story)
+    told.assert_outcomes(passed=2)
+    told.stdout.fnmatch_lines(["2 passed"])  # 8.3 % slower, and five sessions that agree know that it is below 10 %
+
+    document = json.loads(story.baseline.read_text(encoding="utf-8"))
+    for record in document["benchmarks"]:
+        history = record["extra_info"]["cudagraph"].get("sessions", [])
+        assert len(history) in (0, 5)
+        del history[1:]
+    story.baseline.write_text(json.dumps(document), encoding="utf-8")
+    open_ = run(story)
+    open_.assert_outcomes(passed=2)
+    open_.stdout.fnmatch_lines(
+        ["*InconclusiveWarning: batch 1: replay is 8.3 % slower than the baseline *", "1 passed, 1 inconclusive"]
+    )
+
+
+def test_what_changed_is_replaced_and_counted_and_what_holds_gets_a_session(story):
+    write(story, replay_us=60)
+    run(story, "--cudagraph-update")
+    write(story, replay_us=72)
+    accepted = run(story, "--cudagraph-update")
+    accepted.assert_outcomes(passed=2)
+    accepted.stdout.fnmatch_lines(["2 passed, 1 changed", "wrote 2 entries to *"])
+    records = json.loads(story.baseline.read_text(encoding="utf-8"))["benchmarks"]
+    counts = {each["name"]: len(each["extra_info"]["cudagraph"].get("sessions", [])) for each in records}
+    assert (counts["test_good[1-replay]"], counts["test_other[1-replay]"]) == (1, 2)
+    run(story, "--cudagraph-strict").assert_outcomes(passed=2)
+
+    run(story, "--cudagraph-update=all").stdout.fnmatch_lines(["2 passed, 2 changed"])
+    assert story.baseline.read_text(encoding="utf-8").count('"commit": ') == 2
+
+
+def test_a_missing_entry_is_counted_and_refused_by_strict(story):
+    write(story, replay_us=60)
+    result = run(story)
+    result.stdout.fnmatch_lines(["2 passed, 2 missing"])
+    run(story, "--cudagraph-strict").assert_outcomes(failed=2)
+
+
+def test_a_file_of_the_first_schema_is_read_and_rewritten_on_the_next_update(story):
+    write(story, replay_us=60)
+    run(story, "--cudagraph-update")
+    document = json.loads(story.baseline.read_text(encoding="utf-8"))
+    for record in document["benchmarks"]:
+        ours = record["extra_info"]["cudagraph"]
+        ours["schema"] = 1
+        ours.pop("sessions", None)
+        for key in ("mig", "power_limit_w", "clocks"):
+            ours.get("device", {}).pop(key, None)
+    old = json.dumps(document)
+    story.baseline.write_text(old, encoding="utf-8")
+
+    run(story, "--cudagraph-strict").assert_outcomes(passed=2)
+    assert story.baseline.read_text(encoding="utf-8") == old
+    run(story, "--cudagraph-update").assert_outcomes(passed=2)
+    assert story.baseline.read_text(encoding="utf-8").count('"commit": ') == 4
+    assert '"schema": 1' not in story.baseline.read_text(encoding="utf-8")
+
+
+def test_the_markers_that_were_measured_are_suggested(story):
+    story.write(
+        good="cudagraph(Timed(120, 50).eval(), torch.randn(1, 16), batch_sizes=[1], name='at1')\n"
+        "cudagraph(Timed(120, 80).eval(), torch.randn(1, 16), batch_sizes=[2], name='at2')",
+        same="cudagraph(Timed(120, 60).eval(), torch.randn(1, 16), batch_sizes=[1, 2])",
+        slow="cudagraph(Timed(120, 119).eval(), torch.randn(1, 16), batch_sizes=[1])",
+        wrong="cudagraph(WrongUnderCapture().eval(), torch.randn(1, 16), batch_sizes=[1])",
+    )
+    result = run(story, "--cudagraph-suggest")
+    result.stdout.fnmatch_lines(
+        [
+            "suggest: at1: @pytest.mark.graph_speedup(min=2.30)",
+            "suggest: at2: @pytest.mark.graph_speedup(min=1.45)",
+            "suggest: test_user.py::test_same: @pytest.mark.graph_speedup(min=1.90)",
+            "suggest: test_user.py::test_slow: @pytest.mark.graph_speedup(min=0.95)",
+            "suggest: test_user.py::test_wrong: nothing, for it is wrong",
+        ]
+    )
+
+
+def test_a_rehearsal_suggests_nothing(story):
+    write(story, replay_us=60)
+    result = story.run("--cudagraph", "--cudagraph-suggest")
+    result.stdout.fnmatch_lines(["suggest: test_user.py::test_good: nothing, for speed is not judged: *"])

@@ -1,0 +1,91 @@
+"""The reference workload is the same whatever a test sets, and never costs a measurement much."""
+
+from __future__ import annotations
+
+import torch
+
+from pytest_cudagraph.backends.cpu import CpuBackend
+from pytest_cudagraph.errors import CaptureRefusal
+from pytest_cudagraph.measure import PerfCounterClock
+from pytest_cudagraph.pipeline.reference import Reference, _workload
+
+
+class Clock:
+    """Every look at it takes a tenth of a millisecond."""
+
+    resolution_ns = 1.0
+
+    def __init__(self):
+        self.ns = 0
+
+    def now_ns(self):
+        self.ns += 100_000
+        return self.ns
+
+
+def reference():
+    return Reference(CpuBackend(), Clock())
+
+
+def test_it_takes_a_tenth_of_the_time_and_not_all_at_once():
+    found = reference().readings()
+    found.keep_up(5_000_000)
+    assert found.latency() is None  # six readings: too few
+    found.keep_up(10_000_000)
+    assert found.latency().samples == 11
+    found.keep_up(1e12)
+    assert found.latency().samples == 11 + 16
+
+
+def test_a_reading_is_one_replay_between_two_looks_at_the_clock():
+    found = reference().readings()
+    found.keep_up(1e12)
+    assert (found.latency().median_ns, found.latency().q25_ns) == (100_000, 100_000)
+
+
+def test_it_is_captured_once():
+    subject = reference()
+    subject.readings()
+    graph = subject._graph
+    subject.readings()
+    assert subject._graph is graph
+    assert graph.receipt.kernels == 50
+
+
+class Refuses(CpuBackend):
+    asked = 0
+
+    def pool(self):
+        self.asked += 1
+        raise CaptureRefusal("no", hazard="unknown-op")
+
+
+def test_where_it_cannot_be_captured_there_is_none():
+    backend = Refuses()
+    subject = Reference(backend, Clock())
+    for _ in range(2):
+        found = subject.readings()
+        found.keep_up(1e12)
+        assert found.latency() is None
+    assert backend.asked == 1
+
+
+def test_it_draws_no_random_number_and_heeds_no_default():
+    before, dtype = torch.get_rng_state(), torch.get_default_dtype()
+    torch.set_default_dtype(torch.float16)
+    try:
+        with torch.device("meta"), torch.autocast("cpu"):
+            found = Reference(CpuBackend(), PerfCounterClock()).readings()
+        found.keep_up(1e12)
+    finally:
+        torch.set_default_dtype(dtype)
+    assert found.latency().samples == 16
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_its_numbers_stay_of_the_order_of_one():
+    # Denormal numbers and infinities take their own time.
+    values = torch.linspace(-1.0, 1.0, 32 * 32, dtype=torch.float64).reshape(32, 32)
+    found = _workload(values)
+    assert torch.isfinite(found).all()
+    assert 0.1 < found.abs().mean() < 10
