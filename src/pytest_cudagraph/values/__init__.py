@@ -1,0 +1,40 @@
+"""The facts that stages hand to each other.
+
+Every class here is frozen and dry: no torch, no pytest, no behaviour beyond a derived figure. Times are in
+nanoseconds (``_ns``), memory in bytes (``_bytes``), ratios are plain factors (``_ratio``): 1.15 means 15 % faster.
+"""
+
+from pytest_cudagraph.values.code import Finding, Level, Site
+from pytest_cudagraph.values.machine import DeviceInfo, Kind
+from pytest_cudagraph.values.proof import Agreement, Disagreement, Receipt
+from pytest_cudagraph.values.reports import BatchReport, CompileMode, GraphReport
+from pytest_cudagraph.values.saved import BaseComparison, Comparison, NoBaseline, SavedBatch, Session
+from pytest_cudagraph.values.timing import Block, Decision, Interval, Latency, Timing
+from pytest_cudagraph.values.verdicts import GateName, Judgement, Verdict
+
+__all__ = [
+    "Agreement",
+    "BaseComparison",
+    "BatchReport",
+    "Block",
+    "Comparison",
+    "CompileMode",
+    "Decision",
+    "DeviceInfo",
+    "Disagreement",
+    "Finding",
+    "GateName",
+    "GraphReport",
+    "Interval",
+    "Judgement",
+    "Kind",
+    "Latency",
+    "Level",
+    "NoBaseline",
+    "Receipt",
+    "SavedBatch",
+    "Session",
+    "Site",
+    "Timing",
+    "Verdict",
+]

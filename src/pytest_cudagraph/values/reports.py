@@ -1,0 +1,78 @@
+"""Everything of one model, at the end of its story."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from pytest_cudagraph.values.code import Finding
+from pytest_cudagraph.values.machine import DeviceInfo
+from pytest_cudagraph.values.proof import Agreement, Receipt
+from pytest_cudagraph.values.saved import BaseComparison, Comparison, NoBaseline, SavedBatch
+from pytest_cudagraph.values.timing import Timing
+from pytest_cudagraph.values.verdicts import Judgement, Verdict
+
+CompileMode = Literal["none", "inductor", "aot"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchReport:
+    """Everything known of one batch size at the end of its story."""
+
+    batch_size: int
+    judgements: tuple[Judgement, ...]
+    min_speedup: float | None = None
+    receipt: Receipt | None = None
+    agreement: Agreement | None = None
+    timing: Timing | None = None
+    baseline: SavedBatch | NoBaseline | None = None
+    comparison: Comparison = "off"
+    compile_ns: int | None = None
+    base: BaseComparison | None = None
+
+    @property
+    def verdict(self) -> Verdict:
+        """The worst of the judgements; not judged when there is none."""
+        return max((j.verdict for j in self.judgements), key=lambda v: v.severity, default=Verdict.NOT_JUDGED)
+
+    @property
+    def worst(self) -> Judgement | None:
+        """The first judgement that carries the verdict."""
+        return next((j for j in self.judgements if j.verdict is self.verdict), None)
+
+    @property
+    def word(self) -> str:
+        """The verdict as tables and counts say it: ``slower`` for a missed baseline gate, else the verdict's words."""
+        if self.verdict is Verdict.FAILED and self.worst is not None and self.worst.gate == "baseline":
+            return "slower"
+        return self.verdict.value.replace("-", " ")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphReport:
+    """What the ``cudagraph`` fixture returns: one model, all its batch sizes."""
+
+    nodeid: str
+    name: str
+    device: DeviceInfo | None
+    compile_mode: CompileMode
+    batches: tuple[BatchReport, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    judgements: tuple[Judgement, ...] = ()
+    """What concerns the model as a whole: audit errors, a failed compile."""
+    compile_ns: int | None = None
+    not_judged: tuple[str, ...] = ()
+    """What no stage could look into (custom operators, opaque outputs)."""
+
+    @property
+    def verdict(self) -> Verdict:
+        """The worst verdict of the model and of its batch sizes; not judged when nothing was."""
+        found = [j.verdict for j in self.judgements] + [b.verdict for b in self.batches]
+        return max(found, key=lambda v: v.severity, default=Verdict.NOT_JUDGED)
+
+    def at(self, batch_size: int) -> BatchReport:
+        """The report of one batch size; :class:`KeyError` names those there are."""
+        for batch in self.batches:
+            if batch.batch_size == batch_size:
+                return batch
+        raise KeyError(f"no batch size {batch_size}; there are {[b.batch_size for b in self.batches]}")
