@@ -16,15 +16,17 @@ from dataclasses import dataclass
 from pytest_cudagraph import stats, stopping
 from pytest_cudagraph.measure.sampling import Progress, Sampling
 from pytest_cudagraph.measure.timer import ArmName, Bounds, Call, PerfCounterClock, Timer
+from pytest_cudagraph.measure.vetting import Vet, Vetting
 from pytest_cudagraph.measure.warmup import warm_up
 from pytest_cudagraph.protocols import Clock, EventTimer, StoppingRule
-from pytest_cudagraph.units import percent_text, seconds_text
+from pytest_cudagraph.units import percent_text, plural, seconds_text
 from pytest_cudagraph.values import Block, Timing
 
-__all__ = ["Arms", "Bounds", "PerfCounterClock", "measure"]
+__all__ = ["Arms", "Bounds", "PerfCounterClock", "measure", "measure_arms"]
 
 _EVENT_SAMPLES = 7
 _NOTABLE_DRIFT_RATIO = 1.10
+_NOTABLE_DISTURBED_SHARE = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +38,7 @@ class Arms:
     compiled: Call | None = None
 
 
-def measure(
+def measure_arms(
     arms: Arms,
     *,
     clock: Clock,
@@ -47,6 +49,7 @@ def measure(
     prepare: Call | None = None,
     event_timer: EventTimer | None = None,
     progress: Progress | None = None,
+    vet: Vet | None = None,
 ) -> Timing:
     """Interleave eager and replay in random order until ``rule`` has finished or the time is out.
 
@@ -54,25 +57,33 @@ def measure(
     notes. Latencies are per call. ``prepare`` is called before every sample, outside its interval: where calls move
     state on (a cache, a position), it brings both arms back to the same step. The automatic garbage collector rests
     meanwhile and is put back also when an arm raises; what an arm raises passes through. A single call that
-    outlasts the bound cannot be interrupted.
+    outlasts the bound cannot be interrupted. ``vet`` says what has disturbed the device since it was last asked:
+    blocks taken meanwhile are thrown away, and others are taken while the time lasts.
     """
     calls: dict[ArmName, Call] = {"eager": arms.eager, "replay": arms.replay}
     if arms.compiled is not None:
         calls["compiled"] = arms.compiled
-    timer = Timer(calls=calls, clock=clock, synchronize=synchronize, bounds=bounds, prepare=prepare)
     with _garbage_collector_at_rest():
+        timer = Timer(calls=calls, clock=clock, synchronize=synchronize, bounds=bounds, prepare=prepare)
         warm_ns = warm_up(timer)
-        sampling = Sampling(timer=timer, rule=rule, rng=random.Random(seed), warm_ns=warm_ns)
+        vetting = Vetting(vet=vet)
+        sampling = Sampling(timer=timer, rule=rule, rng=random.Random(seed), warm_ns=warm_ns, vetting=vetting)
         sampling.run(progress)
         device_ns = _event_samples(event_timer, timer, sampling.expected_ns[True])
     return _timing(sampling, device_ns, seed)
 
 
+measure = measure_arms
+"""Its short name inside the package; from outside, ``pytest_cudagraph.measure`` is this room."""
+
+
 @contextmanager
 def _garbage_collector_at_rest() -> Iterator[None]:
-    """Collect now, and not while timing: a collection costs milliseconds and falls on whichever arm runs."""
+    """No collection while timing: it costs milliseconds and falls on whichever arm runs.
+
+    None before it either: with torch loaded it takes a tenth of a second, and what is not collected disturbs nobody.
+    """
     was_enabled = gc.isenabled()
-    gc.collect()
     gc.disable()
     try:
         yield
@@ -105,7 +116,8 @@ def _timing(sampling: Sampling, device_ns: Sequence[float], seed: int) -> Timing
     measured = bool(blocks)
     if not measured:
         blocks = [Block(eager_ns=min(sampling.warm_ns["eager"]), replay_ns=min(sampling.warm_ns["replay"]))]
-    log_ratios = [math.log(block.eager_ns / block.replay_ns) for block in blocks]
+    counted = stopping.undisturbed(blocks)
+    log_ratios = [math.log(block.eager_ns / block.replay_ns) for block in counted]
     noise_ratio = stats.spread(log_ratios)
     latency = {n: stats.latency_summary(s or sampling.warm_ns[n]) for n, s in sampling.samples_ns.items()}
     drift_ratio = stats.drift_ratio([block.eager_ns for block in blocks])
@@ -119,23 +131,31 @@ def _timing(sampling: Sampling, device_ns: Sequence[float], seed: int) -> Timing
         target_ratio=rule.target_ratio,
         blocks=len(blocks),
         noise_ratio=noise_ratio,
-        detectable_ratio=stats.detectable_ratio(noise_ratio, len(blocks)),
+        detectable_ratio=stats.detectable_ratio(noise_ratio, len(counted)),
         measure_ns=measure_ns,
         seed=seed,
         extended=timer.extended,
         drift_ratio=drift_ratio,
         inner_calls=timer.inner_calls,
-        notes=_notes(timer, measured, drift_ratio),
+        discarded=sampling.vetting.discarded,
+        disturbance="; ".join(sampling.vetting.reasons),
+        notes=_notes(sampling, measured, drift_ratio, 1.0 - len(counted) / len(blocks)),
     )
 
 
-def _notes(timer: Timer, measured: bool, drift_ratio: float) -> tuple[str, ...]:
-    notes = []
+def _notes(sampling: Sampling, measured: bool, drift_ratio: float, disturbed_share: float) -> tuple[str, ...]:
+    vetting, notes = sampling.vetting, []
+    if vetting.discarded:
+        why = "; ".join(vetting.reasons)
+        notes.append(f"{plural(vetting.discarded, 'block')} thrown away, {len(sampling.blocks)} kept: {why}")
     if not measured:
-        bound = seconds_text(timer.bounds.extended_ns)
+        bound = seconds_text(sampling.timer.bounds.extended_ns)
         notes.append(f"the time budget of {bound} left no room for timed samples: these are the calls of the warm-up")
     if max(drift_ratio, 1 / drift_ratio) > _NOTABLE_DRIFT_RATIO:
         change = percent_text(abs(drift_ratio - 1.0))
         direction = "slower" if drift_ratio > 1.0 else "faster"
         notes.append(f"eager became {change} {direction} during the measurement; pairing keeps that out of the speedup")
+    if disturbed_share > _NOTABLE_DISTURBED_SHARE:
+        share = percent_text(disturbed_share)
+        notes.append(f"one arm alone was disturbed in {share} of the blocks, which do not count")
     return tuple(notes)

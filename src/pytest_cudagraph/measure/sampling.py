@@ -5,9 +5,11 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from pytest_cudagraph import stats
 from pytest_cudagraph.measure.timer import ArmName, Timer, inner_calls
+from pytest_cudagraph.measure.vetting import Vetting
 from pytest_cudagraph.measure.warmup import WINDOW
 from pytest_cudagraph.protocols import StoppingRule
 from pytest_cudagraph.values import Block
@@ -18,7 +20,9 @@ Progress = Callable[[float, float], None]
 _BLOCK_NS = 1_000_000
 """A block spreads over about a millisecond of pairs: shorter than drift, long enough for an order statistic."""
 
-_LONG_PAIR_NS = 25_000_000
+_LONG_PAIR_NS = 2_000_000
+"""From here on a block is one quad: more blocks decide sooner than calmer ones, also beside noisy neighbours."""
+
 _COMPILED_PER_BLOCK = 2
 
 _EAGER_FIRST: tuple[ArmName, ...] = ("eager", "replay", "replay", "eager")
@@ -26,7 +30,7 @@ _REPLAY_FIRST: tuple[ArmName, ...] = ("replay", "eager", "eager", "replay")
 
 
 def block_size(pair_ns: float) -> int:
-    """Samples per arm and block: even, 4 to 32; 2 for calls so long that a block would take seconds."""
+    """Samples per arm and block: even, 4 to 32; 2 for long calls."""
     if pair_ns > _LONG_PAIR_NS:
         return 2
     return min(max(2 * round(_BLOCK_NS / pair_ns / 2), 4), 32)
@@ -48,6 +52,13 @@ def _settle_inner_calls(timer: Timer, level_ns: dict[ArmName, float]) -> int:
     return timer.inner_calls
 
 
+class _Taken(NamedTuple):
+    """One block and its samples by arm; None for a block that was cut short."""
+
+    block: Block | None
+    samples_ns: dict[ArmName, list[float]]
+
+
 @dataclass(slots=True, kw_only=True)
 class Sampling:
     """The interleaved blocks of one measurement."""
@@ -56,6 +67,9 @@ class Sampling:
     rule: StoppingRule
     rng: random.Random
     warm_ns: Mapping[ArmName, Sequence[float]]
+    vetting: Vetting = field(default_factory=Vetting)
+    waiting: list[_Taken] = field(default_factory=list)
+    """Taken since the device was last asked after; they count once it is known to have been well."""
     blocks: list[Block] = field(default_factory=list)
     samples_ns: dict[ArmName, list[float]] = field(init=False)
     quads: int = field(init=False)
@@ -74,25 +88,46 @@ class Sampling:
         """Sample block after block until the rule has finished or nothing more fits into the bound."""
         timer = self.timer
         begin_ns = timer.elapsed_ns
-        while self._block() and not self.rule.is_finished(timer.elapsed_ns - begin_ns):
+        while self._block() and not self._is_finished(begin_ns):
             if progress is not None:
                 progress(timer.elapsed_ns, timer.bounds.extended_ns)
+        # What waits when the time is out counts too, if the device was well, and may decide.
+        if self.waiting:
+            self._decide_on_waiting()
+            self.rule.is_finished(timer.elapsed_ns - begin_ns)
+
+    def _is_finished(self, begin_ns: float) -> bool:
+        if not self.vetting.is_due(self.timer.elapsed_ns):
+            return False
+        self._decide_on_waiting()
+        return self.rule.is_finished(self.timer.elapsed_ns - begin_ns)
+
+    def _decide_on_waiting(self) -> None:
+        """Count what was taken since the last time, or throw it away where the device was disturbed."""
+        waiting, self.waiting = self.waiting, []
+        count = sum(taken.block is not None for taken in waiting)
+        if not waiting or not self.vetting.passes(count, self.timer.elapsed_ns):
+            return
+        for block, samples_ns in waiting:
+            for name, of_arm_ns in samples_ns.items():
+                self.samples_ns[name] += of_arm_ns
+            if block is not None:
+                self.blocks.append(block)
+                self.rule.add(block)
 
     def _block(self) -> bool:
-        """Sample one block and hand it to the rule; False when the bound cut it short.
+        """Sample one block; False when the bound cut it short.
 
         What is left of a cut block counts only when there is no other: a result must always come.
         """
         block_ns: dict[ArmName, list[float]] = {name: [] for name in self.samples_ns}
         whole = all(self._step(names, block_ns) for names in self._plan())
-        for name, samples_ns in block_ns.items():
-            self.samples_ns[name] += samples_ns
-        if block_ns["eager"] and (whole or not self.blocks):
+        block = None
+        if block_ns["eager"] and (whole or not (self.blocks or self.waiting)):
             block = Block(
                 eager_ns=stats.quantile(block_ns["eager"], 0.25), replay_ns=stats.quantile(block_ns["replay"], 0.25)
             )
-            self.blocks.append(block)
-            self.rule.add(block)
+        self.waiting.append(_Taken(block, block_ns))
         return whole
 
     def _plan(self) -> list[tuple[ArmName, ...]]:

@@ -2,37 +2,43 @@
 
 from __future__ import annotations
 
+import math
+
+from pytest_cudagraph import stats
 from pytest_cudagraph.measure.timer import ArmName, Timer
 
 WINDOW = 5
-"""Calls per window; a window is judged by its fastest."""
+"""Calls per window; a window is judged by its second fastest."""
 
 _SHARE = 0.2
-"""Of the first bound."""
+"""Of the hard bound."""
 
-_STEADY_RATIO = 0.02
-_STEADY_WINDOWS = 2
+_GAIN = 0.01
+"""A window that is not faster by more than this has gained nothing."""
+
+_WINDOWS_WITHOUT_GAIN = 3
 
 
 def warm_up(timer: Timer) -> dict[ArmName, list[float]]:
-    """Run windows of 5 calls per arm until the fastest of each changes by less than 2 % twice running.
+    """Run windows of 5 calls per arm until neither has become faster, by more than 1 % in all, for three windows.
 
-    Takes at most a fifth of the first bound, but every arm runs once, and twice if the hard bound allows: the first
-    call alone tells nothing of the next. Returns the samples in ns per call.
+    Small steps add up: what settles slowly is waited for; noise, which has no direction, is not. Takes at most a fifth
+    of the hard bound, but every arm runs once, and twice if the hard bound allows: the first call alone tells nothing
+    of the next. Returns the samples in ns per call.
     """
     seen_ns = {name: [timer.sample_ns(name)] for name in timer.calls}
     for name, samples_ns in seen_ns.items():
         _call_until(timer, name, samples_ns, calls=1, limit_ns=timer.bounds.extended_ns)
-    previous_ns: dict[ArmName, float] = {}
-    steady = 0
-    while steady < _STEADY_WINDOWS:
-        minima_ns: dict[ArmName, float] = {}
+    best_ns: dict[ArmName, float] = dict.fromkeys(seen_ns, math.inf)
+    standing = -1
+    while standing < _WINDOWS_WITHOUT_GAIN:
+        standing += 1
         for name, samples_ns in seen_ns.items():
-            if not _call_until(timer, name, samples_ns, calls=WINDOW, limit_ns=timer.bounds.first_ns * _SHARE):
+            if not _call_until(timer, name, samples_ns, calls=WINDOW, limit_ns=timer.bounds.extended_ns * _SHARE):
                 return seen_ns
-            minima_ns[name] = min(samples_ns[-WINDOW:])
-        steady = steady + 1 if _stands_still(previous_ns, minima_ns) else 0
-        previous_ns = minima_ns
+            level_ns = stats.quantile(samples_ns[-WINDOW:], 0.25)
+            if level_ns < best_ns[name] * (1.0 - _GAIN):
+                best_ns[name], standing = level_ns, 0
     return seen_ns
 
 
@@ -43,9 +49,3 @@ def _call_until(timer: Timer, name: ArmName, samples_ns: list[float], *, calls: 
             return False
         samples_ns.append(timer.sample_ns(name))
     return True
-
-
-def _stands_still(previous_ns: dict[ArmName, float], minima_ns: dict[ArmName, float]) -> bool:
-    if not previous_ns:
-        return False
-    return all(abs(minima_ns[name] / before_ns - 1.0) < _STEADY_RATIO for name, before_ns in previous_ns.items())

@@ -49,7 +49,10 @@ def left_as_it_was(subject: Subject, bench: Bench) -> Iterator[Snapshot]:
 
 
 def time_trial(trial: Trial, subject: Subject, bench: Bench, progress: Progress) -> tuple[Timing, str]:
-    """The timing, and what disturbed the device meanwhile (empty if nothing did)."""
+    """The timing, and what kept the device from being judged (empty if nothing did).
+
+    Blocks during which the device was throttled or shared are thrown away and retried within the budget.
+    """
     backend, readings = bench.backend, bench.reference.readings() if bench.reference else None
 
     def between_blocks(spent_ns: float, bound_ns: float) -> None:
@@ -70,10 +73,13 @@ def time_trial(trial: Trial, subject: Subject, bench: Bench, progress: Progress)
             prepare=prepare,
             event_timer=backend.event_timer(),
             progress=between_blocks,
+            # A CPU's clocks and neighbours are everyday noise, which the statistics bear.
+            vet=watch.check if backend.kind == "cuda" else None,
         )
         busy_ns = _busy_ns(trial.graph, timing, prepare)
     timing = replace(timing, reference=readings.latency() if readings else None, busy_ns=busy_ns)
-    return timing, watch.card.disturbance if backend.kind == "cuda" else ""
+    # What was decided was decided on undisturbed blocks alone.
+    return timing, timing.disturbance if timing.decision == "open" else ""
 
 
 def _busy_ns(graph: CapturedGraph, timing: Timing, prepare: Callable[[], None] | None) -> float | None:

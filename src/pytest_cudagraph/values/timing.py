@@ -62,6 +62,10 @@ class Timing:
     drift_ratio: float = 1.0
     """Level of the eager arm in the last quarter of the run over the first quarter."""
     inner_calls: int = 1
+    discarded: int = 0
+    """Blocks thrown away because the device was throttled or shared while they were taken; not among ``blocks``."""
+    disturbance: str = ""
+    """Why, in words."""
     notes: tuple[str, ...] = ()
     reference: Latency | None = None
     """The reference workload between the blocks of this measurement; None where there was none."""

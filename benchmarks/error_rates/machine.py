@@ -1,0 +1,51 @@
+"""A machine that does not exist: a clock that only its calls move, and two arms that take their time from a tape.
+
+A *tape* is an endless iterator of slots ``(eager_ns, replay_ns)``: how long the next call takes, whichever arm it is
+of. Both arms read one tape, as both run on one machine: what disturbs it falls on whoever runs just then. Where noise
+belongs to an arm (a cold start), each arm reads a tape of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from pytest_cudagraph.measure import Arms
+
+Tape = Iterator[tuple[float, float]]
+
+
+class SimulatedClock:
+    """Nanoseconds that pass only in calls, read in steps of ``resolution_ns``."""
+
+    __slots__ = ("_step_ns", "resolution_ns", "time_ns")
+
+    def __init__(self, resolution_ns: float, step_ns: int = 1) -> None:
+        self.resolution_ns = resolution_ns
+        self.time_ns = 0.0
+        self._step_ns = step_ns
+
+    def now_ns(self) -> int:
+        reading_ns = int(self.time_ns)
+        return reading_ns - reading_ns % self._step_ns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """The clock and the tapes of one trial."""
+
+    clock: SimulatedClock
+    eager: Tape
+    replay: Tape
+
+    def arms(self) -> Arms:
+        """Two calls that do nothing but let their time pass."""
+        clock, next_eager, next_replay = self.clock, self.eager.__next__, self.replay.__next__
+
+        def eager() -> None:
+            clock.time_ns += next_eager()[0]
+
+        def replay() -> None:
+            clock.time_ns += next_replay()[1]
+
+        return Arms(eager=eager, replay=replay)

@@ -1,0 +1,154 @@
+"""When a measurement has seen enough.
+
+:class:`EvidenceRule` bets on the blocks of a measurement and stops at the first well-founded verdict. It may be asked
+after every block, and may run longer when it has not decided: the test is *anytime valid*, its error rates hold at
+whatever moment one stops (docs/statistics.md). :class:`FixedTimeRule` is for measurements that nobody judges.
+"""
+
+from __future__ import annotations
+
+import math
+
+from pytest_cudagraph.stopping.bets import STAKES, Ledger, Scorer, evidence
+from pytest_cudagraph.stopping.quiet import QuietState, Window, undisturbed
+from pytest_cudagraph.units import NS_PER_S, to_ns
+from pytest_cudagraph.values import Block, Decision
+
+__all__ = ["STAKES", "EvidenceRule", "FixedTimeRule", "Scorer", "evidence", "undisturbed"]
+
+_LOOK_EVERY = 16
+"""A look at ``n`` blocks is followed by the next after ``n / 16`` more: to look at each would cost and gain nothing."""
+
+
+class EvidenceRule:
+    """Stops when the speedup is, with confidence, at or above ``target_ratio``, or below it.
+
+    Passes at evidence ``1 / pass_alpha`` and fails at ``1 / fail_alpha`` against the boundary
+    ``target_ratio * (1 - tolerance)``, once ``min_blocks`` blocks and ``min_time_ns`` are spent. Blocks in which one
+    arm alone was disturbed do not count; they must be the lesser half, and the others must lie on the verdict's side.
+    Where the scores hang together, their evidence counts for less. Raises :class:`ValueError` for a parameter out of
+    range. Costs some 4 µs per block.
+    """
+
+    def __init__(
+        self,
+        target_ratio: float,
+        *,
+        tolerance: float = 0.005,
+        pass_alpha: float = 0.01,
+        fail_alpha: float = 0.001,
+        min_blocks: int = 10,
+        min_time_ns: float = 0.25 * NS_PER_S,
+    ) -> None:
+        if not (math.isfinite(target_ratio) and target_ratio > 0):
+            raise ValueError(f"target_ratio must be a positive number, not {target_ratio!r}")
+        for name, value in (("pass_alpha", pass_alpha), ("fail_alpha", fail_alpha)):
+            if not 0 < value < 1:
+                raise ValueError(f"{name} must lie between 0 and 1, not {value!r}")
+        if not 0 <= tolerance < 1:
+            raise ValueError(f"tolerance must be at least 0 and below 1, not {tolerance!r}")
+        if min_blocks < 1:
+            raise ValueError(f"min_blocks must be at least 1, not {min_blocks!r}")
+        self._target_ratio = target_ratio
+        self._boundary_ratio = target_ratio * (1.0 - tolerance)
+        self._boundary_log = math.log(self._boundary_ratio)
+        self._pass_evidence = 1.0 / pass_alpha
+        self._fail_evidence = 1.0 / fail_alpha
+        self._min_blocks = self._next_look = min_blocks
+        self._min_time_ns = min_time_ns
+        self._quiet = QuietState()
+        self._log_ratios: list[float] = []
+        self._ledger = Ledger()
+        self._booked = 0
+        self._window = Window(0.0, 0.0, 0.0)
+        self._decision: Decision = "open"
+
+    @property
+    def target_ratio(self) -> float:
+        """The speedup asked for."""
+        return self._target_ratio
+
+    @property
+    def boundary_ratio(self) -> float:
+        """The speedup actually tested: the target less the tolerance that systematic errors of timing need."""
+        return self._boundary_ratio
+
+    @property
+    def decision(self) -> Decision:
+        """``pass`` or ``fail`` once :meth:`is_finished` has said so; never taken back."""
+        return self._decision
+
+    def add(self, block: Block) -> None:
+        """Take in one block. The latencies of both arms must be above zero."""
+        self._log_ratios.append(self._quiet.add(block.eager_ns, block.replay_ns))
+
+    def is_finished(self, elapsed_ns: float) -> bool:
+        """Whether the blocks so far decide; ``elapsed_ns`` counts from the first sample of the measurement."""
+        if self._decision == "open" and len(self._log_ratios) >= self._next_look and elapsed_ns >= self._min_time_ns:
+            self._next_look = len(self._log_ratios) + 1 + len(self._log_ratios) // _LOOK_EVERY
+            self._decision = self._weigh()
+        return self._decision != "open"
+
+    def _weigh(self) -> Decision:
+        # The quiet state as seen now sorts the past too. Where few blocks change sides, the bets stand; but a verdict
+        # rests on exactly those that belong to it now.
+        self._open(self._quiet.window, at_most=len(self._log_ratios) // _LOOK_EVERY)
+        decision = self._decided()
+        if decision != "open" and self._open(self._quiet.window, at_most=0):
+            decision = self._decided()
+        return decision
+
+    def _open(self, window: Window, *, at_most: int) -> bool:
+        """Book by this window, unless ``at_most`` so many blocks change sides; says whether all was booked anew."""
+        is_new = self._quiet.moved_between(window, self._window) > at_most
+        if is_new:
+            self._window, self._ledger, self._booked = window, Ledger(), 0
+        self._book()
+        return is_new
+
+    def _book(self) -> None:
+        (low, _, high), book, boundary_log = self._window, self._ledger.book, self._boundary_log
+        for log_ratio in self._log_ratios[self._booked :]:
+            if low <= log_ratio <= high:
+                book(log_ratio - boundary_log)
+        self._booked = len(self._log_ratios)
+
+    def _decided(self) -> Decision:
+        ledger = self._ledger
+        if ledger.count < self._min_blocks or 2 * ledger.count < self._booked:
+            return "open"
+        if self._window.centre >= self._boundary_log:
+            return "pass" if ledger.is_enough(ledger.above, self._pass_evidence) else "open"
+        return "fail" if ledger.is_enough(ledger.below, self._fail_evidence) else "open"
+
+
+class FixedTimeRule:
+    """Stops after a fixed time and a few blocks, and decides nothing: for rehearsals, where speed is not judged."""
+
+    def __init__(self, *, time_ns: float = to_ns(0.3), min_blocks: int = 10) -> None:
+        self._time_ns = time_ns
+        self._min_blocks = min_blocks
+        self._blocks = 0
+
+    @property
+    def target_ratio(self) -> None:
+        """None: there is no target."""
+        return None
+
+    @property
+    def boundary_ratio(self) -> None:
+        """None: nothing is tested."""
+        return None
+
+    @property
+    def decision(self) -> Decision:
+        """Always ``open``."""
+        return "open"
+
+    def add(self, block: Block) -> None:
+        """Count the block."""
+        self._blocks += 1
+
+    def is_finished(self, elapsed_ns: float) -> bool:
+        """Whether both the time and the number of blocks are reached."""
+        return self._blocks >= self._min_blocks and elapsed_ns >= self._time_ns

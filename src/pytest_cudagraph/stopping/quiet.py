@@ -1,0 +1,110 @@
+"""The quiet state of two arms, and the blocks in which one of them alone was disturbed.
+
+Contention only ever slows: whatever an arm's fastest blocks have in common is what it does when left alone. A burst
+that slows one arm moves the paired ratio without any change of the code, and no random order cancels it. It shows as
+blocks whose ratio is far from that of the quiet states.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from pytest_cudagraph.values import Block
+
+_FASTEST_SHARE = 0.02
+"""The quiet state begins here."""
+
+_NEVER_THE_FASTEST = 20
+"""From so many blocks on it does not begin at the fastest of all, which may be a lucky reading."""
+
+_REACH = 6.0
+"""In robust standard deviations: nearly all noise stays within, a burst of 10 % on a quiet machine does not."""
+
+_LEAST_REACH = 0.03
+"""Of a log-ratio: the speed of a CPU by itself wanders by 1-2 % beside a device, however still the machine is."""
+
+_CLIMBS = 3
+
+_TO_SIGMA = 1.05
+"""The median size of the difference of two normal values is 0.954 of their standard deviation."""
+
+
+class QuietState:
+    """Levels and block-to-block noise of both arms, kept sorted because they are asked for after every block."""
+
+    __slots__ = ("_eager_ns", "_last", "_level_steps", "_log_ratios", "_ratio_steps", "_replay_ns")
+
+    def __init__(self) -> None:
+        self._eager_ns: list[float] = []
+        self._replay_ns: list[float] = []
+        self._log_ratios: list[float] = []
+        self._level_steps: list[float] = []
+        self._ratio_steps: list[float] = []
+        self._last: tuple[float, float] | None = None
+
+    def add(self, eager_ns: float, replay_ns: float) -> float:
+        """Take in a block; gives its log-ratio."""
+        insort(self._eager_ns, eager_ns)
+        insort(self._replay_ns, replay_ns)
+        log_ratio, log_product = math.log(eager_ns / replay_ns), math.log(eager_ns * replay_ns)
+        if self._last is not None:
+            ratio_step, product_step = abs(log_ratio - self._last[0]), abs(log_product - self._last[1])
+            insort(self._ratio_steps, ratio_step)
+            # Half of it is the mean size of the steps of both arms.
+            insort(self._level_steps, max(ratio_step, product_step) / 2)
+        self._last = log_ratio, log_product
+        insort(self._log_ratios, log_ratio)
+        return log_ratio
+
+    @property
+    def window(self) -> Window:
+        """Where the undisturbed blocks are: around the middle of those near the ratio of the quiet states."""
+        reach = max(_REACH * _typical(self._ratio_steps), _LEAST_REACH)
+        factor = math.exp(_REACH * _typical(self._level_steps))
+        centre = math.log(_quiet_ns(self._eager_ns, factor) / _quiet_ns(self._replay_ns, factor))
+        # A lucky reading can move the quiet state, but not where most blocks near it are: climb there.
+        logs = self._log_ratios
+        for _ in range(_CLIMBS):
+            begin, end = bisect_left(logs, centre - reach), bisect_right(logs, centre + reach)
+            if begin < end:
+                centre = logs[(begin + end) // 2]
+        return Window(low=centre - reach, centre=centre, high=centre + reach)
+
+    def moved_between(self, one: Window, other: Window) -> int:
+        """How many blocks lie between the edges of two windows."""
+        logs = self._log_ratios
+        at_low = abs(bisect_left(logs, one.low) - bisect_left(logs, other.low))
+        return at_low + abs(bisect_right(logs, one.high) - bisect_right(logs, other.high))
+
+
+class Window(NamedTuple):
+    """The log-ratios that belong to the quiet state: within ``low`` and ``high``, both included."""
+
+    low: float
+    centre: float
+    high: float
+
+
+def undisturbed(blocks: Sequence[Block]) -> list[Block]:
+    """The blocks in which both arms were disturbed alike, or not at all; all of them where that is not even half."""
+    state = QuietState()
+    logs = [state.add(block.eager_ns, block.replay_ns) for block in blocks]
+    if not logs:
+        return []
+    window = state.window
+    kept = [block for block, log in zip(blocks, logs, strict=True) if window.low <= log <= window.high]
+    return kept if 2 * len(kept) >= len(blocks) else list(blocks)
+
+
+def _typical(steps: Sequence[float]) -> float:
+    return _TO_SIGMA * steps[len(steps) // 2] if steps else 0.0
+
+
+def _quiet_ns(ordered_ns: Sequence[float], factor: float) -> float:
+    """The middle of the blocks that are at most ``factor`` slower than the fastest."""
+    count = len(ordered_ns)
+    fastest_ns = ordered_ns[max(int(count * _FASTEST_SHARE), int(count >= _NEVER_THE_FASTEST))]
+    return ordered_ns[(bisect_right(ordered_ns, fastest_ns * factor) - 1) // 2]
