@@ -7,17 +7,20 @@ exists on POSIX systems and in the main thread only; elsewhere the limit is look
 
 from __future__ import annotations
 
+import gc
 import re
 import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
 import psutil
+import torch
 
 from pytest_cudagraph.errors import CompileTimeout
 from pytest_cudagraph.units import seconds_text, to_ns
@@ -66,6 +69,7 @@ class Deadline:
 def stopped_at(deadline: Deadline, mode: str, batch_size: int) -> Iterator[None]:
     """Stop what runs inside at the deadline, with :class:`~pytest_cudagraph.errors.CompileTimeout`."""
     alarm = _Alarm(deadline.ends_s) if can_interrupt() else None
+    modes = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
     try:
         if alarm:
             alarm.set()
@@ -75,6 +79,8 @@ def stopped_at(deadline: Deadline, mode: str, batch_size: int) -> Iterator[None]
     except BaseException as exc:
         # Whatever surfaced, a compiler's own wrapping of the interruption included, the clock is the reason.
         if alarm and alarm.rang and not isinstance(exc, KeyboardInterrupt):
+            alarm.clear()
+            _leave_modes(exc, *modes)
             raise deadline.timeout(mode, batch_size) from None
         raise
     finally:
@@ -82,6 +88,28 @@ def stopped_at(deadline: Deadline, mode: str, batch_size: int) -> Iterator[None]
             alarm.clear()
     if deadline.remaining_s == 0:
         raise deadline.timeout(mode, batch_size)
+
+
+def _leave_modes(interruption: BaseException, inference: bool, grad: bool) -> None:
+    """Bring torch's modes back to what they were before what was interrupted.
+
+    An alarm that rings while a mode is being entered leaves a context that nobody will leave. It puts back the mode it
+    found when its memory goes, which for frames of a traceback may be in the middle of another test: so it goes now.
+    """
+    told: BaseException | None = interruption
+    while told is not None:
+        traceback.clear_frames(told.__traceback__)
+        told = told.__context__
+    gc.collect()
+    if torch.is_inference_mode_enabled() != inference:
+        guard = torch._C._InferenceMode(inference)
+        guard.__enter__()  # type: ignore[no-untyped-call]
+        _LASTING.append(guard)
+    torch.set_grad_enabled(grad)
+
+
+_LASTING: list[object] = []
+"""Modes that are never left: leaving them would bring back what an interrupted context has set."""
 
 
 def can_interrupt() -> bool:

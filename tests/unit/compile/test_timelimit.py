@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import shutil
 import signal
@@ -11,6 +12,7 @@ import threading
 import time
 
 import pytest
+import torch
 
 from pytest_cudagraph.compile.timelimit import Deadline, stopped_at
 from pytest_cudagraph.errors import CompileTimeout
@@ -212,3 +214,21 @@ def test_a_killed_pool_of_compile_workers_is_forgotten(blocked, monkeypatch):
     with stopped_at(Deadline(60.0), "inductor", 8):
         pass
     assert forgotten == [True]
+
+
+def test_a_mode_that_was_being_entered_when_the_alarm_rang_does_not_come_back_later():
+    def interrupted():
+        # What an alarm leaves that rings inside torch.inference_mode's own __enter__, kept by a cycle.
+        held = [torch.inference_mode(False)]
+        held.append(held)
+        held[0].__enter__()
+        while True:
+            pass
+
+    with torch.inference_mode():
+        with pytest.raises(CompileTimeout), stopped_at(Deadline(0.05), "inductor", 2):
+            interrupted()
+        assert torch.is_inference_mode_enabled()
+    gc.collect()
+    assert not torch.is_inference_mode_enabled()
+    assert torch.is_grad_enabled()
