@@ -27,6 +27,21 @@ writes the evidence this page is made of:
 PYTHONPATH=src python3 -m pytest -p pytest_cudagraph.plugin tests/gpu
 python3 benchmarks/gpu.py
 ```
+
+What has been reasoned about and not yet seen, with the tests that will show it:
+
+| question | tests |
+|---|---|
+| does the process work on after each refusal, and does its memory come back | `tests/gpu/test_refused.py` |
+| does a graph stay right while its neighbours are closed, refused or captured | `tests/gpu/test_neighbours.py` |
+| do the driver, NVIDIA's bindings and the profiler count the same kernels | `tests/gpu/test_receipt.py` |
+| do replays draw from a model's own generators as eager does | `tests/gpu/test_generators.py` |
+| are compiled code with graphs of its own and threaded packages refused as written | `tests/gpu/test_nested.py` |
+| is a changed model, training flag or autocast never served stale | `tests/gpu/test_changed_models.py` |
+| are the rows of the table in `twin.md` where twin and CUDA disagree the only ones | `tests/conformance` |
+| do NVML's readings agree with `nvidia-smi` | `tests/gpu/test_monitor.py` |
+
+Several GPUs in one process and NCCL's watchdog threads have no test at all.
 """
 
 Cells = dict[tuple[str, int], Mapping[str, Any]]
