@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -122,6 +123,20 @@ def test_without_a_slowdown_the_run_passes_and_a_new_test_is_called_new(reposito
     assert len(repository.worktrees()) == 1
 
 
+_PATIENCE_S = 120
+"""Of no meaning but that a broken test ends."""
+
+
+def _told_number(pipe):
+    """What a process writes into the pipe, waited for."""
+    end = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        assert select.select([end], [], [], _PATIENCE_S)[0], "no process of the base has begun"
+        return int(os.read(end, 100))
+    finally:
+        os.close(end)
+
+
 def test_ctrl_c_leaves_no_worktree_and_no_process(repository):
     told = repository.path / "told"
     os.mkfifo(told)
@@ -139,11 +154,22 @@ if "pytest-cudagraph-" in __file__:
     )
     repository.commit(cost_ns=100_000)
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *OPTIONS, "HEAD"]
-    run = subprocess.Popen(command, cwd=repository.path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    process = int(told.read_text())
-    assert len(repository.worktrees()) == 2
-    os.kill(run.pid, signal.SIGINT)
-    said, _ = run.communicate()
+    run = subprocess.Popen(
+        command,
+        cwd=repository.path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        # Whoever runs these tests in the background may have them ignore Ctrl-C.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    try:
+        process = _told_number(told)
+        assert len(repository.worktrees()) == 2
+        os.kill(run.pid, signal.SIGINT)
+        said, _ = run.communicate(timeout=_PATIENCE_S)
+    finally:
+        run.kill()
     assert run.returncode == pytest.ExitCode.INTERRUPTED, said
     assert len(repository.worktrees()) == 1
     with pytest.raises(ProcessLookupError):
