@@ -9,7 +9,6 @@ import pytest
 
 from pytest_cudagraph.fixtures import (
     assert_replay_close,
-    base,
     capture_graphs,
     compile_model,
     cudagraph,
@@ -73,7 +72,7 @@ def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> None:
-    base.compare(session)
+    run.compare_revisions(session)
 
 
 @pytest.hookimpl(wrapper=True)
