@@ -6,15 +6,14 @@ PyTorch that was given a kernel in Python. Compiled code and custom operators ar
 
 from __future__ import annotations
 
-import gc
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from types import FrameType
 
 from torch import nn
 
 from pytest_cudagraph import sources
+from pytest_cudagraph.backends.collector import without_collections
 from pytest_cudagraph.backends.cpu.lowering import Step
 from pytest_cudagraph.errors import CudagraphError
 from pytest_cudagraph.values import Site
@@ -28,24 +27,13 @@ def run_watched(steps: Iterable[Step], opaque: frozenset[Step]) -> None:
     Where a profiler holds the only hook that Python has for this, nothing is watched.
     """
     is_free = sys.getprofile() is None
-    with _without_collections():
+    # What a collection calls, such as __del__, would seem to be called by the step it happens in.
+    with without_collections():
         for step in steps:
             if is_free and step not in opaque:
                 _run_watched(step)
             else:
                 step()
-
-
-@contextmanager
-def _without_collections() -> Iterator[None]:
-    """What the garbage collector calls, such as ``__del__``, would seem to be called by the step it happens in."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _run_watched(step: Step) -> None:

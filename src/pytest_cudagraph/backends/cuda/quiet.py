@@ -10,6 +10,8 @@ from contextlib import contextmanager
 
 import torch
 
+from pytest_cudagraph.backends.collector import without_collections
+
 
 @contextmanager
 def quiet_collector() -> Iterator[None]:
@@ -20,7 +22,7 @@ def quiet_collector() -> Iterator[None]:
     gc.collect()
     if gc.get_freeze_count():
         # Someone else has frozen the heap (a server before it forks); unfreezing would undo that too.
-        with _disabled_collector():
+        with without_collections():
             yield
         return
     gc.freeze()
@@ -28,17 +30,6 @@ def quiet_collector() -> Iterator[None]:
         yield
     finally:
         gc.unfreeze()
-
-
-@contextmanager
-def _disabled_collector() -> Iterator[None]:
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def capture_error_mode() -> str:
