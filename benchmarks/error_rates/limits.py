@@ -58,10 +58,6 @@ def _later_than(time_ms: int) -> Callable[[Tally], int]:
     return lambda tally: sum(count for spent_ms, count in tally.spent_ms.items() if spent_ms > time_ms)
 
 
-def _slows_replay(cell: Cell) -> bool:
-    return cell.scenario.name.startswith("replay-bursts")
-
-
 def _within_five(cell: Cell) -> bool:
     return cell.relative in (1.05, 0.95)
 
@@ -70,19 +66,13 @@ LIMITS = (
     Limit(
         what="false failures",
         most=0.001,
-        applies=lambda cell: cell.relative >= 1.02 and not _slows_replay(cell),
+        applies=lambda cell: cell.relative >= 1.02,
         count=_verdict(Verdict.FAILED),
     ),
     Limit(
         what="false failures at the threshold",
         most=0.01,
-        applies=lambda cell: cell.relative in (1.01, 1.00) and not _slows_replay(cell),
-        count=_verdict(Verdict.FAILED),
-    ),
-    Limit(
-        what="false failures by bursts on replay alone",
-        most=0.02,  # no figure was asked for: a burst that outlasts the run is what a slower replay is
-        applies=lambda cell: cell.relative >= 1.00 and _slows_replay(cell),
+        applies=lambda cell: cell.relative in (1.01, 1.00),
         count=_verdict(Verdict.FAILED),
     ),
     Limit(
