@@ -59,7 +59,8 @@ def _later_than(time_ms: int) -> Callable[[Tally], int]:
 
 
 def _within_five(cell: Cell) -> bool:
-    return cell.relative in (1.05, 0.95)
+    kind = cell.scenario.kind
+    return cell.relative in (1.05, 0.95) and not (kind is not None and kind.starves)
 
 
 LIMITS = (

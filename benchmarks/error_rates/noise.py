@@ -128,6 +128,24 @@ def saturated(rng: np.random.Generator, call_ns: float) -> Chunks:
         yield factors, factors
 
 
+def starved(rng: np.random.Generator, call_ns: float) -> Chunks:
+    """A core shared with ten others, in turn: 3 ms of work (10 % more or less), then a wait of 15 to 60 ms.
+
+    Of calls of 2 ms seven in ten wait: in most blocks one arm did and the other did not.
+    """
+    work_ns, left_ns = _SLOT * call_ns, rng.uniform(0, 3 * _MS)
+    while True:
+        factors = _jitter(rng)
+        ends_ns = np.cumsum(factors * work_ns)
+        turns = math.ceil(ends_ns[-1] / (2.7 * _MS)) + 1
+        stops_ns = left_ns + np.cumsum(np.concatenate([[0.0], 3 * _MS * rng.uniform(0.9, 1.1, turns)]))
+        waited_ns = np.concatenate([[0.0], np.cumsum(30 * _MS * np.exp2(rng.uniform(-1, 1, turns)))])
+        stopped = np.searchsorted(stops_ns, ends_ns)
+        left_ns = stops_ns[stopped[-1]] - ends_ns[-1]
+        slowed = factors + np.diff(waited_ns[stopped], prepend=0.0) / work_ns
+        yield slowed, slowed
+
+
 def every_fourth(rng: np.random.Generator, call_ns: float) -> Chunks:
     """Every fourth call, whoever makes it, costs 30 % more."""
     phase = rng.integers(4)
@@ -170,6 +188,8 @@ class Kind:
     own_tapes: bool = False
     """Whether each arm has its own course, counted in its own calls."""
     clock_step_ns: int = 1
+    starves: bool = False
+    """Whether next to no time is left for work: a verdict must not be wrong, but need not come."""
     one_sided: bool = False
     """Whether it falls on eager alone, so that no order of calls can cancel it."""
 
@@ -184,6 +204,7 @@ KINDS = {
     "eager-bursts": Kind(source=eager_bursts, one_sided=True),
     "replay-bursts": Kind(source=replay_bursts, one_sided=True),
     "saturated": Kind(source=saturated),
+    "starved": Kind(source=starved, starves=True),
     "every-fourth": Kind(source=every_fourth),
     "cold-start": Kind(source=cold_start, own_tapes=True),
     "ar1": Kind(source=correlated),

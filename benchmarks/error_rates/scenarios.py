@@ -24,7 +24,7 @@ _ALSO_AT = {
 }
 """The noise that is tried beyond 200 µs and 2 ms: what these lengths could make worse."""
 
-_ON_THEIR_OWN = ("eager-bursts", "replay-bursts", "ar1", "saturated")
+_ON_THEIR_OWN = ("eager-bursts", "replay-bursts", "ar1", "saturated", "starved")
 
 _RESOLUTION_NS = 50.0
 """What Python's counter costs and resolves."""

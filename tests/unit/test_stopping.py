@@ -354,7 +354,7 @@ def test_a_verdict_rests_on_the_undisturbed_blocks_and_no_others(seed):
     blocks = []
     for count in range(600):
         slow = 1.4 if count % 10 >= 7 else 1.0
-        blocks.append(exact(TARGET * 0.97 * slow * math.exp(0.03 * t3(rng))))
+        blocks.append(exact(TARGET * 0.97 * slow * math.exp(rng.gauss(0, 0.01))))
         rule.add(blocks[-1])
         if rule.is_finished(LATE_NS):
             break
@@ -363,6 +363,28 @@ def test_a_verdict_rests_on_the_undisturbed_blocks_and_no_others(seed):
     logs = [math.log(rule.boundary_ratio) - math.log(block.eager_ns / block.replay_ns) for block in counted]
     assert rule._ledger.count == len(counted)
     assert stopping.evidence(logs) >= 1000
+
+
+@pytest.mark.parametrize("relative", [0.9, 0.98, 1.02, 1.1])
+def test_where_one_arm_or_the_other_always_waits_there_is_no_verdict(relative):
+    """Each block has one arm that waited, tenfold, whichever it was: what is left of the ratio is a coin."""
+    found = Counter()
+    for seed in range(300):
+        rng = random.Random(seed)
+        rule = EvidenceRule(TARGET, min_time_ns=0)
+        for _ in range(80):
+            eager_waits, wait = rng.random() < 0.5, 10 * 2 ** rng.uniform(-0.5, 0.5)
+            eager_ns, replay_ns = 1e6 * TARGET * relative, 1e6
+            rule.add(
+                Block(
+                    eager_ns=eager_ns * (wait if eager_waits else 1), replay_ns=replay_ns * (1 if eager_waits else wait)
+                )
+            )
+            if rule.is_finished(LATE_NS):
+                break
+        found[rule.decision] += 1
+    assert found["pass"] <= 6  # 2 %, at a level of 1 %
+    assert found["fail"] <= 1
 
 
 def test_evidence_against_a_fair_coin_rarely_grows():

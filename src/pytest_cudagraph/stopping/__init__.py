@@ -35,7 +35,8 @@ class EvidenceRule:
     Passes at evidence ``1 / pass_alpha`` and fails at ``1 / fail_alpha`` against the boundary
     ``target_ratio * (1 - tolerance)``, once ``min_blocks`` blocks and ``min_time_ns`` are spent: 1.2 times as much
     with fewer than 40 blocks, 2.5 times for a failure by more than 6 %. Blocks in which one arm alone was disturbed do
-    not count; they must be the lesser half, and the others must lie on the verdict's side. Where the scores hang
+    not count, unless as many might be disturbed the other way round (they lie where the quiet ones would, mirrored at
+    the boundary); they must be the lesser half, and the others must lie on the verdict's side. Where the scores hang
     together, their evidence counts for less. Raises :class:`ValueError` for a parameter out of range. Costs some 4 µs
     per block.
     """
@@ -120,16 +121,22 @@ class EvidenceRule:
 
     def _open(self, window: Window, *, at_most: int) -> bool:
         """Book by this window, unless ``at_most`` so many blocks change sides; says whether all was booked anew."""
-        is_new = self._quiet.moved_between(window, self._window) > at_most
+        now, then = window, self._window
+        moved = self._quiet.moved_between(now, then)
+        moved += self._quiet.moved_between(now.mirrored_at(self._boundary_log), then.mirrored_at(self._boundary_log))
+        is_new = moved > at_most
         if is_new:
             self._window, self._ledger, self._booked = window, Ledger(), 0
         self._book()
         return is_new
 
     def _book(self) -> None:
-        (low, _, high), book, boundary_log = self._window, self._ledger.book, self._boundary_log
+        # What lies as far on the boundary's other side counts too: a choice of blocks that treats both sides alike
+        # cannot make one of them win. Where in most blocks one arm or the other waits, there is no quiet state.
+        boundary_log, book = self._boundary_log, self._ledger.book
+        (low, _, high), (mirrored_low, _, mirrored_high) = self._window, self._window.mirrored_at(boundary_log)
         for log_ratio in self._log_ratios[self._booked :]:
-            if low <= log_ratio <= high:
+            if low <= log_ratio <= high or mirrored_low <= log_ratio <= mirrored_high:
                 book(log_ratio - boundary_log)
         self._booked = len(self._log_ratios)
 

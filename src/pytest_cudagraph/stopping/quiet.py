@@ -87,6 +87,11 @@ class Window(NamedTuple):
     centre: float
     high: float
 
+    def mirrored_at(self, log_ratio: float) -> Window:
+        """As far from this log-ratio on its other side."""
+        twice = 2 * log_ratio
+        return Window(low=twice - self.high, centre=twice - self.centre, high=twice - self.low)
+
 
 def undisturbed(blocks: Sequence[Block]) -> list[Block]:
     """The blocks in which both arms were disturbed alike, or not at all; all of them where that is not even half."""
