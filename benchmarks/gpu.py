@@ -35,7 +35,7 @@ from pytest_cudagraph.baseline import slug  # noqa: E402
 from pytest_cudagraph.monitor import PerfMonitor  # noqa: E402
 
 LIMIT_S = 470.0
-REHEARSAL_LIMIT_S = 100.0
+REHEARSAL_LIMIT_S = 150.0
 PROFILING_S = 80.0
 """Kept for the kernel times, which must come after everything that is timed."""
 
@@ -107,6 +107,7 @@ def _begin(arguments: argparse.Namespace) -> tuple[Path, dict[str, Any]]:
         "notes": [],
         "cells": [],
         "overhead": None,
+        "monitor": None,
         "verdicts": [],
         "false_alarms": None,
         "kernel_time": [],
@@ -133,8 +134,9 @@ def _plan(arguments: argparse.Namespace, path: Path, cache: Path, timed_ends_s: 
         cell_s=2.0 if tiny else 4.0,
         compiled_cell_s=40.0 if tiny else 60.0,
         overhead_s=0.5 if tiny else 4.0,
+        monitor_s=0.2 if tiny else 1.5,
         alarms=4 if tiny else 200,
-        alarms_s=3.0 if tiny else 60.0,
+        alarms_s=3.0 if tiny else 80.0,
         trace_s=0.3 if tiny else 3.0,
         trace_rows=500 if tiny else 18_000,
         folder_of_traces=path.with_name(f"{path.stem}-traces"),

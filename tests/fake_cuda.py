@@ -32,9 +32,10 @@ class FakeCuda:
     finds generators without being told of them.
     """
 
-    def __init__(self, *, keeps_graphs=False, failures=None, version=(2, 11)):
-        self.version = version
+    def __init__(self, *, keeps_graphs=False, failures=None, version=(2, 11), allocator="native"):
+        self.version, self.allocator = version, allocator
         self.host_underway = []
+        self.current, self.touched = 0, []
         self.calls = []
         self.failures = dict(failures or {})
         self.underway = []
@@ -57,6 +58,10 @@ class FakeCuda:
         if error is not None:
             raise error
 
+    def touch(self, what, device=None):
+        """Take note of the GPU that a call concerns: the one it names, else the current one."""
+        self.touched.append((what, self.current if device is None else device))
+
     def names(self):
         return [call.split()[0] for call in self.calls]
 
@@ -69,16 +74,22 @@ class FakeCuda:
     # The surface of torch.cuda, in its own names.
 
     def current_device(self):
-        return 0
+        return self.current
 
     @contextlib.contextmanager
     def device(self, index):
-        yield
+        before, self.current = self.current, index
+        try:
+            yield
+        finally:
+            self.current = before
 
     def Stream(self, device=None):
+        self.touch("Stream", device)
         return FakeStream(self, "side")
 
     def current_stream(self, device=None):
+        self.touch("current_stream", device)
         return self.stream_now
 
     @contextlib.contextmanager
@@ -96,6 +107,7 @@ class FakeCuda:
         return (0, next(self._handles))
 
     def synchronize(self, device=None):
+        self.touch("synchronize", device)
         self.note("synchronize")
 
     def empty_cache(self):
@@ -103,10 +115,17 @@ class FakeCuda:
         if self.underway:
             raise RuntimeError(UNDERWAY)
 
+    def set_stream(self, stream):
+        self.stream_now = stream
+
     def memory_reserved(self, device=None):
+        self.touch("memory_reserved", device)
+        self.note("memory_reserved")
         return 1_000 + sum(size for graph in self.graphs for _, size in graph.memory)
 
     def memory_snapshot(self):
+        if self.allocator != "native":
+            raise RuntimeError(f"Calling snapshot with backend:{self.allocator} is not meaningful.")
         return [
             {"address": address, "total_size": size, "segment_pool_id": graph.handle}
             for graph in self.graphs
@@ -114,21 +133,25 @@ class FakeCuda:
         ]
 
     def get_rng_state(self, device=None):
+        self.touch("get_rng_state", device)
         return torch.tensor([1, 2, 3], dtype=torch.uint8)
 
     def set_rng_state(self, state, device=None):
+        self.touch("set_rng_state", device)
         self.note("set_rng_state", str(state.tolist()))
 
     def Event(self, enable_timing=False):
         return _Event(self, enable_timing)
 
     def _end_allocation(self, device, handle):
+        self.touch("end_allocation", device)
         self.note("end_allocation")
         if handle not in self.underway:
             raise RuntimeError("endAllocatePool: not currently recording to mempool_id")
         self.underway.remove(handle)
 
     def _release_pool(self, device, handle):
+        self.touch("release_pool", device)
         self.note("release_pool")
         self.release(handle)
 
@@ -174,7 +197,11 @@ class _Graph:
 
     def capture_begin(self, pool, mode):
         cuda = self.cuda
+        cuda.touch("capture_begin")
         cuda.note("capture_begin", f"{cuda.stream_now.name} {mode}")
+        if cuda.capturing is not None:
+            raise RuntimeError(REFUSED)
+        self.begun_on = cuda.stream_now
         self.handle = pool or cuda.graph_pool_handle()
         assert cuda.shares.get(self.handle, 1) > 0, "use_count > 0 INTERNAL ASSERT FAILED"
         cuda.shares[self.handle] = cuda.shares.get(self.handle, 0) + 1
@@ -190,6 +217,8 @@ class _Graph:
     def capture_end(self):
         cuda = self.cuda
         self.tape.__exit__(None, None, None)
+        if cuda.stream_now is not self.begun_on:  # torch leaves the stream capturing, for good
+            raise RuntimeError("Capture must end on the same stream it began on.")
         cuda.capturing = None
         cuda.note("capture_end")
         if cuda.version >= (2, 13):
@@ -261,6 +290,7 @@ class _Event:
     def __init__(self, cuda, enable_timing):
         assert enable_timing
         self.cuda = cuda
+        cuda.touch("Event")
 
     def record(self):
         self.cuda.note("record")

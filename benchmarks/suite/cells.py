@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,9 +12,10 @@ from typing import Any
 
 import torch
 from benchmarks.suite.arms import Call, NotAvailable, Workplace, make_arm
-from benchmarks.suite.loop import interleave, latency, speedup
+from benchmarks.suite.loop import Readings, interleave, latency, speedup
 from benchmarks.suite.models import Scale, build
 
+from pytest_cudagraph import stats
 from pytest_cudagraph.check import check_replays
 from pytest_cudagraph.protocols import Backend
 from pytest_cudagraph.units import to_seconds
@@ -63,6 +66,7 @@ def measure_cell(lab: Lab, cell: Cell) -> dict[str, Any]:
         "dtype": subject.dtype,
         "parameters": subject.parameters,
     }
+    _load_compilers(cell)
     opened = Workplace.opened(
         lab.backend,
         subject,
@@ -74,25 +78,22 @@ def measure_cell(lab: Lab, cell: Cell) -> dict[str, Any]:
         with opened as at, lab.backend.running():
             found |= _measured(lab, cell, at)
     finally:
-        _clean_up(cell, lab.backend.kind)
+        not_cleaned_up = _clean_up(cell, lab.backend.kind)
+    found |= {"not_cleaned_up": not_cleaned_up} if not_cleaned_up else {}
     return {**found, "seconds": round(time.perf_counter() - began_s, 2)}
 
 
 def _measured(lab: Lab, cell: Cell, at: Workplace) -> dict[str, Any]:
     calls, missing = _made(cell.arms, at)
     rewind = at.rewinder()
-    differences = _differences(calls, at)
+    differences = _differences(calls, missing, at)
     at.before.restore()
-    readings = interleave(
-        calls,
-        budget_s=lab.sample_s * max(1.0, len(calls) / 3),
-        synchronize=lab.backend.synchronize,
-        seed=lab.seed,
-        prepare=rewind,
-    )
+    readings = _interleaved(lab, calls, missing, rewind)
     arms: dict[str, Any] = {name: {"reason": reason} for name, reason in missing.items()}
     for name, samples_ns in readings.samples_ns.items():
         arms[name] = {**latency(samples_ns), "largest_difference": differences[name]} | _of_graph(name, at)
+    if "replay" in calls:
+        arms["replay"]["device_ns"] = _device_ns(lab, calls["replay"], rewind)
     at.before.restore()
     return {
         "arms": {name: arms[name] for name in cell.arms},
@@ -121,16 +122,68 @@ def reason_of(error: BaseException) -> str:
     return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"[:300]
 
 
-def _differences(calls: dict[str, Call], at: Workplace) -> dict[str, float]:
-    """The largest difference of each arm's output from eager's, relative to eager's largest value."""
+def _differences(calls: dict[str, Call], missing: dict[str, str], at: Workplace) -> dict[str, float]:
+    """The largest difference of each arm's output from eager's, relative to eager's largest value.
+
+    An arm that fails in this call is ``missing`` from then on, and no more among the ``calls``.
+    """
     at.before.restore()
     right = calls["eager"]().float().clone()
     largest = float(right.abs().max()) or 1.0
     found: dict[str, float] = {}
-    for name, call in calls.items():
+    for name, call in list(calls.items()):
         at.before.restore()
-        found[name] = round(float((call().float() - right).abs().max()) / largest, 8)
+        try:
+            found[name] = round(float((call().float() - right).abs().max()) / largest, 8)
+        except Exception as error:  # graphs of other makes may fail when they are called: the other arms go on
+            if name == "eager":
+                raise
+            missing[name] = reason_of(error)
+            del calls[name]
     return found
+
+
+_JUDGED = ("eager", "replay")
+
+
+def _interleaved(lab: Lab, calls: dict[str, Call], missing: dict[str, str], rewind: Call | None) -> Readings:
+    """All arms in one loop; where one of them breaks it, eager and replay alone, and the others are ``missing``."""
+
+    def sampled() -> Readings:
+        return interleave(
+            calls,
+            budget_s=lab.sample_s * max(1.0, len(calls) / 3),
+            synchronize=lab.backend.synchronize,
+            seed=lab.seed,
+            prepare=rewind,
+        )
+
+    try:
+        return sampled()
+    except Exception as error:  # of an arm, who knows which: the two that matter are tried once more
+        others = [name for name in calls if name not in _JUDGED]
+        if not others:
+            raise
+        for name in others:
+            missing[name] = f"while arms were timed together: {reason_of(error)}"
+            del calls[name]
+        return sampled()
+
+
+_EVENT_SAMPLES = 9
+
+
+def _device_ns(lab: Lab, replay: Call, rewind: Call | None) -> float | None:
+    """The replay by the device's own events, which also tell where no profiler may look; None on the twin."""
+    timer = lab.backend.event_timer()
+    if timer is None:
+        return None
+    samples_ns = []
+    for _ in range(_EVENT_SAMPLES):
+        if rewind is not None:
+            rewind()
+        samples_ns.append(timer.time_ns(replay))
+    return round(stats.median(samples_ns), 1)
 
 
 def _of_graph(name: str, at: Workplace) -> dict[str, Any]:
@@ -164,9 +217,27 @@ def _check(lab: Lab, at: Workplace) -> str:
     return "agrees" if isinstance(answer, Agreement) else f"{answer.where}: {answer.message}"
 
 
-def _clean_up(cell: Cell, kind: str) -> None:
-    """Compiled code and graph trees hold on to models and memory for as long as the process lives."""
-    if "reduce-overhead" in cell.arms or "inductor-replay" in cell.arms:
-        torch._dynamo.reset()
-    if kind == "cuda":
-        torch.cuda.empty_cache()
+_COMPILING = ("inductor-replay", "aot-replay", "reduce-overhead")
+
+
+def _load_compilers(cell: Cell) -> None:
+    """Before any time limit: an import that is stopped half-way leaves a module that is broken for good."""
+    if any(arm in _COMPILING for arm in cell.arms):
+        with contextlib.suppress(Exception):  # each arm that needs them says what is wrong with them
+            importlib.import_module("torch._dynamo")
+            importlib.import_module("torch._inductor.compile_fx")
+
+
+def _clean_up(cell: Cell, kind: str) -> str:
+    """Compiled code and graph trees hold on to models and memory for as long as the process lives.
+
+    Says what went wrong, empty if nothing did: the figures of the cell are there all the same.
+    """
+    try:
+        if any(arm in _COMPILING for arm in cell.arms):
+            torch._dynamo.reset()
+        if kind == "cuda":
+            torch.cuda.empty_cache()
+    except Exception as error:  # of a compiler stopped half-way, or of a GPU that an arm has left unusable
+        return reason_of(error)
+    return ""

@@ -21,6 +21,8 @@ from benchmarks.suite.models import build
 
 from pytest_cudagraph import measure, stats, stopping
 from pytest_cudagraph.measure import Arms, Bounds, PerfCounterClock
+from pytest_cudagraph.measure.timer import Timer
+from pytest_cudagraph.monitor import PerfMonitor
 from pytest_cudagraph.units import to_ns, to_seconds
 
 WORK = ("kernel", "gpu_memcpy", "gpu_memset")
@@ -30,6 +32,8 @@ TRACE_ROW = np.dtype([("a", "<i8"), ("b", "<i8"), ("bfirst", "i1"), ("t0", "<i8"
 _PROFILED_CALLS = 5
 _QUEUED_REPLAYS = 50
 _VERDICT_BUDGET_S = 10.0
+_NAMED = 5
+"""Disturbances of a GPU that are told in words."""
 
 Call = Callable[[], Any]
 
@@ -146,6 +150,36 @@ def _bare_call(lab: Lab, at: Workplace) -> Call:
     return bare
 
 
+def monitor_cost(lab: Lab, cell: Cell, budget_s: float) -> dict[str, Any]:
+    """What one reading of the monitor takes, and what it leaves behind: a replay right after one, and one without."""
+    with opened(lab, cell) as at, lab.backend.running(), PerfMonitor() as watch:
+        replay = make_arm("replay", at)
+        timer = Timer(
+            calls={"replay": replay},
+            clock=PerfCounterClock(),
+            synchronize=lab.backend.synchronize,
+            bounds=Bounds.of_budget(to_ns(budget_s)),
+        )
+        readings_ns: list[float] = []
+        samples_ns: dict[bool, list[float]] = {False: [], True: []}
+        coin = random.Random(lab.seed)
+        while timer.elapsed_ns < timer.bounds.extended_ns or not readings_ns:
+            for is_after in coin.sample((False, True), 2):
+                timer.sample_ns("replay")  # whichever came before, a replay stands between
+                if is_after:
+                    began_ns = timer.elapsed_ns
+                    watch.check()
+                    readings_ns.append(timer.elapsed_ns - began_ns)
+                samples_ns[is_after].append(timer.sample_ns("replay"))
+    return {
+        "model": cell.model,
+        "batch_size": cell.batch_size,
+        "reading": latency(readings_ns),
+        "replay": latency(samples_ns[False]),
+        "replay_after_reading": latency(samples_ns[True]),
+    }
+
+
 def verdict_time(lab: Lab, cell: Cell, target_ratio: float) -> dict[str, Any]:
     """How long the gate takes to decide on a real model."""
     with opened(lab, cell) as at, lab.backend.running():
@@ -160,24 +194,30 @@ def verdict_time(lab: Lab, cell: Cell, target_ratio: float) -> dict[str, Any]:
             "decision": timing.decision,
             "seconds": round(to_seconds(timing.measure_ns), 3),
             "blocks": timing.blocks,
+            "discarded": timing.discarded,
+            "disturbance": timing.disturbance,
             "noise_ratio": round(timing.noise_ratio, 5),
             "speedup": round(timing.speedup.estimate, 4),
         }
 
 
-def false_alarms(lab: Lab, cell: Cell, runs: int, until_s: float) -> dict[str, Any]:
+def false_alarms(lab: Lab, cell: Cell, runs: int, at_most_s: float) -> dict[str, Any]:
     """A/A: one graph against itself at a target of 1.0, which is met; each ``fail`` is a false alarm."""
     decisions: dict[str, int] = {"pass": 0, "fail": 0, "open": 0}
+    discarded, disturbances = 0, dict[str, None]()
     seconds: list[float] = []
     estimates: list[float] = []
     with opened(lab, cell) as at, lab.backend.running():
         replay = make_arm("replay", at)
+        until_s = time.perf_counter() + at_most_s
         with _small_heap():
             for run in range(runs):
-                if time.perf_counter() > until_s:
+                if seconds and time.perf_counter() > until_s:
                     break
                 timing = _timed(lab, replay, replay, 1.0, None, 1.0, run)
                 decisions[timing.decision] += 1
+                discarded += timing.discarded
+                disturbances |= {timing.disturbance: None} if timing.disturbance else {}
                 seconds.append(to_seconds(timing.measure_ns))
                 estimates.append(timing.speedup.estimate)
     return {
@@ -185,7 +225,11 @@ def false_alarms(lab: Lab, cell: Cell, runs: int, until_s: float) -> dict[str, A
         "batch_size": cell.batch_size,
         "runs": len(seconds),
         "decisions": decisions,
+        "discarded": discarded,
+        "disturbances": list(disturbances)[:_NAMED],
         "median_seconds": round(stats.median(seconds), 3),
+        "q90_seconds": round(stats.quantile(seconds, 0.9), 3),
+        "longest_seconds": round(max(seconds), 3),
         "estimate_low": round(min(estimates), 4),
         "estimate_high": round(max(estimates), 4),
     }
@@ -205,15 +249,18 @@ def _small_heap() -> Iterator[None]:
 def _timed(
     lab: Lab, eager: Call, replay: Call, target_ratio: float, rewind: Call | None, budget_s: float, seed: int
 ) -> Any:
-    return measure.measure(
-        Arms(eager=eager, replay=replay),
-        clock=PerfCounterClock(),
-        rule=stopping.EvidenceRule(target_ratio),
-        bounds=Bounds.of_budget(to_ns(budget_s)),
-        seed=seed,
-        synchronize=lab.backend.synchronize,
-        prepare=rewind,
-    )
+    """As the plugin measures: on a GPU the monitor vets the blocks."""
+    with PerfMonitor() as watch:
+        return measure.measure(
+            Arms(eager=eager, replay=replay),
+            clock=PerfCounterClock(),
+            rule=stopping.EvidenceRule(target_ratio),
+            bounds=Bounds.of_budget(to_ns(budget_s)),
+            seed=seed,
+            synchronize=lab.backend.synchronize,
+            prepare=rewind,
+            vet=watch.check if lab.backend.kind == "cuda" else None,
+        )
 
 
 def trace(lab: Lab, a: Call, b: Call, *, seconds: float, rows: int) -> np.ndarray[Any, Any]:

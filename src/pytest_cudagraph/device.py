@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import warnings
 from dataclasses import dataclass
@@ -80,17 +81,16 @@ def _limits(gpu: Any) -> tuple[int | None, str | None]:
     if isinstance(nvml, str):
         return None, None
     try:
-        uuid = str(gpu.uuid)
-        handle = nvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}")
+        handle = nvml_handle(nvml, gpu)
         limit_mw = _told(nvml, "nvmlDeviceGetEnforcedPowerLimit", handle)
         graphics = getattr(nvml, "NVML_CLOCK_GRAPHICS", 0)
         set_mhz = _told(nvml, "nvmlDeviceGetApplicationsClock", handle, graphics)
         default_mhz = _told(nvml, "nvmlDeviceGetDefaultApplicationsClock", handle, graphics)
     except (nvml.NVMLError, AttributeError):
-        # Older torch tells no UUID, and MIG slices may have no handle of their own.
+        # Some builds of torch tell no UUID, and containers may hide a GPU from NVML.
         return None, None
     finally:
-        nvml.nvmlShutdown()
+        stop_nvml(nvml)
     return None if limit_mw is None else round(limit_mw / 1000), _clock_policy(set_mhz, default_mhz)
 
 
@@ -132,7 +132,7 @@ def why_no_gpu() -> Missing | None:
         return _invisible([str(warning.message) for warning in said])
     try:
         torch.ones(1, device="cuda").item()
-    except RuntimeError as error:
+    except (RuntimeError, torch.cuda.DeferredCudaCallError) as error:
         return Missing(
             found=f"a GPU is visible, but its first operation failed: {_first_line(error)}",
             remedy="see that torch's build supports this GPU and driver, and that no other process holds it",
@@ -149,7 +149,7 @@ def driver_version() -> str | None:
         except nvml.NVMLError:
             return None
         finally:
-            nvml.nvmlShutdown()
+            stop_nvml(nvml)
     return None
 
 
@@ -165,7 +165,7 @@ def _invisible(said: list[str]) -> Missing:
     except nvml.NVMLError:
         count = 0
     finally:
-        nvml.nvmlShutdown()
+        stop_nvml(nvml)
     if not count:
         return Missing(found="the driver knows no GPU", remedy="see what nvidia-smi lists on this machine")
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -202,6 +202,27 @@ def start_nvml() -> Any:
     except pynvml.NVMLError as error:
         return str(error)
     return pynvml
+
+
+def stop_nvml(nvml: Any) -> None:
+    """Give back what :func:`start_nvml` gave; that NVML does not take it is no trouble of a run."""
+    with contextlib.suppress(nvml.NVMLError):
+        nvml.nvmlShutdown()
+
+
+def nvml_handle(nvml: Any, gpu: Any) -> Any:
+    """NVML's handle of a GPU, or of a slice of one, by torch's properties: the two count GPUs differently.
+
+    Raises ``NVMLError`` where NVML does not know it, and AttributeError where torch tells no UUID.
+    """
+    uuid = str(gpu.uuid)
+    if uuid.startswith(("GPU-", "MIG-")):
+        return nvml.nvmlDeviceGetHandleByUUID(uuid)
+    try:
+        return nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+    except nvml.NVMLError:
+        # CUDA tells the UUID of a slice (MIG) without what sets it apart.
+        return nvml.nvmlDeviceGetHandleByUUID(f"MIG-{uuid}")
 
 
 def _first_line(*said: object) -> str:

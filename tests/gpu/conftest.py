@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.gpu.projects import Project, source_first
 
 from pytest_cudagraph import leaves
 from pytest_cudagraph.backends import open_backend
@@ -15,11 +16,19 @@ from pytest_cudagraph.inputs import Example
 HERE = Path(__file__).parent
 
 
+def _cost(item):
+    """A GPU may be there for minutes only: first what takes moments, then pytests of their own, last the compilers."""
+    return item.get_closest_marker("slow") is not None, "project" in item.fixturenames
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     """Mark before ``-m gpu`` is looked at. Asking the machine makes a CUDA context, so only where tests of ours run."""
     ours = [item for item in items if HERE in item.path.parents]
+    set_of_ours = set(ours)
     missing = why_no_gpu() if ours else None
+    in_order = iter(sorted(ours, key=_cost))
+    items[:] = [next(in_order) if item in set_of_ours else item for item in items]
     for item in ours:
         item.add_marker(pytest.mark.gpu)
         # What torch and the compilers deprecate among themselves changes by version, and nothing here is about it.
@@ -81,3 +90,10 @@ def reserved(backend):
 def copied():
     """A copy of what a replay returned, which the next replay overwrites."""
     return lambda output: leaves.map_tensors(torch.clone, output)
+
+
+@pytest.fixture
+def project(pytester, request, monkeypatch):
+    """A user's project on this GPU."""
+    monkeypatch.setenv("PYTHONPATH", source_first())
+    return Project(pytester, is_installed=request.config.pluginmanager.hasplugin("cudagraph"))

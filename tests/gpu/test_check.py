@@ -99,7 +99,7 @@ def test_a_parameter_replaced_after_capture_is_caught_and_named(backend, pool, e
 def test_every_batch_size_agrees_in_shuffled_order(backend, examples):
     found = checked(backend, Mlp().cuda().eval(), examples(1, 2, 4, 8, 32, 96))
     assert all(isinstance(each, Agreement) for each in found.values()), found
-    assert all(each.replays == 2 for each in found.values())
+    assert all(each.replays >= 2 for each in found.values())
 
 
 def test_state_after_each_replay_is_that_of_eager_and_is_put_back(backend, examples):

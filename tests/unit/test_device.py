@@ -20,8 +20,9 @@ class FakeNvml:
     class NVMLError(Exception):
         pass
 
-    def __init__(self, count=1, failing=(), clock_mhz=1980):
+    def __init__(self, count=1, failing=(), clock_mhz=1980, uuid="GPU-12ab"):
         self.count, self.failing, self.open, self.clock_mhz = count, failing, 0, clock_mhz
+        self.uuid = uuid
 
     def _answer(self, name, value):
         if name in self.failing:
@@ -34,12 +35,14 @@ class FakeNvml:
 
     def nvmlShutdown(self):
         self.open -= 1
+        self._answer("nvmlShutdown", None)
 
     def nvmlDeviceGetCount(self):
         return self._answer("nvmlDeviceGetCount", self.count)
 
     def nvmlDeviceGetHandleByUUID(self, uuid):
-        assert uuid == "GPU-12ab"
+        if uuid != self.uuid:
+            raise self.NVMLError("Not Found")
         return self._answer("nvmlDeviceGetHandleByUUID", 7)
 
     def nvmlDeviceGetEnforcedPowerLimit(self, handle):
@@ -180,6 +183,22 @@ def test_a_gpu_that_fails_at_its_first_operation_is_not_usable(machine):
     assert "advice" not in str(raised.value)
 
 
+def test_a_gpu_that_fails_when_torch_starts_it_is_not_usable_either(machine):
+    # What was asked of CUDA before it was there (a seed) runs with the first operation; its failure is no RuntimeError.
+    error = torch.cuda.DeferredCudaCallError("CUDA call failed lazily at initialization with error: assert\n\nadvice")
+    machine(available=True, nvml=FakeNvml(), first_operation=error)
+    assert choose("auto", require_gpu=False).reason == (
+        "rehearsal on the CPU: a GPU is visible, but its first operation failed: "
+        "CUDA call failed lazily at initialization with error: assert"
+    )
+
+
+def test_a_cpu_beside_a_gpu_has_no_driver_and_no_cuda(machine):
+    machine(available=True, nvml=FakeNvml())
+    found = describe("cpu")
+    assert (found.driver, found.cuda, found.power_limit_w) == (None, None, None)
+
+
 def test_the_cpu_is_described_by_the_hosts_facts():
     found = describe("cpu")
     assert (found.kind, found.name) == ("cpu", environment.host_cpu_name())
@@ -198,6 +217,37 @@ def test_a_gpu_is_described_with_its_driver_where_nvml_tells(machine, monkeypatc
     found = describe("cuda")
     assert (found.name, found.driver, found.cuda) == ("NVIDIA H200", driver, "12.8")
     assert found.host_cpu == environment.host_cpu_name()
+
+
+@pytest.mark.parametrize(
+    ("of_torch", "of_nvml"),
+    [("12ab", "GPU-12ab"), ("12ab", "MIG-12ab"), ("GPU-12ab", "GPU-12ab"), ("MIG-12ab", "MIG-12ab")],
+)
+def test_a_gpu_and_a_slice_of_one_are_found_by_their_uuid(machine, monkeypatch, of_torch, of_nvml):
+    machine(available=True, nvml=FakeNvml(uuid=of_nvml))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    properties = SimpleNamespace(name="NVIDIA H200", uuid=of_torch)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
+    assert describe("cuda").power_limit_w == 700
+
+
+def test_the_gpu_that_is_described_is_the_current_one(machine, monkeypatch):
+    machine(available=True, nvml=FakeNvml())
+    names = ["NVIDIA T4", "NVIDIA H200"]
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(name=names[index]))
+    assert describe("cuda").name == "NVIDIA H200"
+
+
+def test_nvml_that_does_not_shut_down_costs_a_run_nothing(machine, monkeypatch):
+    machine(available=True, nvml=FakeNvml(failing=["nvmlShutdown"]))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    properties = SimpleNamespace(name="NVIDIA H200", uuid="12ab")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
+    found = describe("cuda")
+    assert (found.driver, found.power_limit_w) == ("580.159", 700)
+    machine(available=False, nvml=FakeNvml(0, failing=["nvmlShutdown"]))
+    assert choose("auto", require_gpu=False).reason == "rehearsal on the CPU: the driver knows no GPU"
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,13 @@ import pytest
 
 pytest.importorskip("numpy", reason="the benchmarks need numpy")
 
+import torch
 from benchmarks import evidence_age, gpu_page
-from benchmarks.suite import evidence, extras, loop, page, schedule, tree
+from benchmarks.suite import arms, cells, evidence, extras, loop, page, schedule, tree
 from benchmarks.suite.arms import NotAvailable
+from benchmarks.suite.models import Scale
+
+from pytest_cudagraph.backends import open_backend
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -63,6 +67,11 @@ RUN = {
     "notes": [],
     "cells": [CELL],
     "overhead": {"difference_ns": {"q25": 900.0, "median": 1200.0, "q75": 1500.0}},
+    "monitor": {
+        "reading": {"median_ns": 1.1e6},
+        "replay": {"median_ns": 50e3},
+        "replay_after_reading": {"median_ns": 52e3},
+    },
     "verdicts": [
         {
             "model": "encoder",
@@ -73,7 +82,13 @@ RUN = {
             "noise_ratio": 0.01,
         }
     ],
-    "false_alarms": {"decisions": {"pass": 200, "fail": 0, "open": 0}, "runs": 200},
+    "false_alarms": {
+        "decisions": {"pass": 198, "fail": 0, "open": 2},
+        "runs": 200,
+        "discarded": 40,
+        "median_seconds": 0.26,
+        "q90_seconds": 0.4,
+    },
     "kernel_time": [
         {
             "model": "encoder",
@@ -119,7 +134,15 @@ def test_a_page_of_one_run(written, golden):
 
 
 def test_a_page_of_a_run_cut_short_says_so_and_needs_nothing_that_comes_late(written):
-    early = {"cells": [], "overhead": None, "verdicts": [], "false_alarms": None, "kernel_time": [], "clocks": []}
+    early = {
+        "cells": [],
+        "overhead": None,
+        "monitor": None,
+        "verdicts": [],
+        "false_alarms": None,
+        "kernel_time": [],
+        "clocks": [],
+    }
     text = page.page(written({**early, "ended_at": None}))
     assert "- the run was cut short" in text
     assert "NVML gave no readings." in text
@@ -139,6 +162,12 @@ def test_a_cell_measured_again_with_more_arms_replaces_the_first():
 
 def test_attainable_is_eager_over_the_kernels_of_the_replay():
     assert page.attainable(RUN) == [("encoder", 8, 2.0, 2.5)]
+
+
+def test_where_no_profiler_may_look_attainable_is_told_by_events():
+    timed = {**CELL, "arms": {**CELL["arms"], "replay": {**REPLAY, "device_ns": 50e3}}}
+    assert page.attainable({**RUN, "cells": [timed], "kernel_time": []}) == [("encoder", 8, 2.0, 2.0)]
+    assert page.attainable({**RUN, "kernel_time": []}) == []
 
 
 # Rehearsals
@@ -322,3 +351,97 @@ def test_what_fails_or_does_not_fit_is_written_down_and_the_run_goes_on():
     assert document["failures"] == ["broken: RuntimeError: CUDA error: out of memory"]
     assert document["left_out"] == ["long: expected 1000000000 s, 10 s left", "absent: not available on cpu"]
     assert [line.partition(":")[0] for line in told] == ["broken", "absent", "fine", "cost"]
+
+
+# An arm that fails
+
+
+def broken_from(call_number):
+    """An arm that works for so many calls."""
+    calls = []
+
+    def call():
+        calls.append(1)
+        if len(calls) >= call_number:
+            raise RuntimeError("accessing tensor output of CUDAGraphs that has been overwritten\nmore")
+        return torch.zeros(1)
+
+    return call
+
+
+@pytest.fixture
+def measured(monkeypatch, tmp_path):
+    """The arms of the smallest cell on the twin, of which one fails with its n-th call."""
+    lab = cells.Lab(
+        backend=open_backend("cpu"),
+        scale=Scale(tiny=True, device="cpu"),
+        cache_folder=tmp_path,
+        sample_s=0.02,
+        compile_limit_s=1.0,
+        ends_s=extras.time.perf_counter() + 60,
+    )
+
+    def measured(call_number):
+        monkeypatch.setitem(arms._ARMS, "reduce-overhead", lambda at: broken_from(call_number))
+        monkeypatch.setattr(arms, "CUDA_ONLY", ())
+        cell = cells.Cell(model="classifier", batch_size=1, arms=("eager", "replay", "reduce-overhead"))
+        return cells.measure_cell(lab, cell)
+
+    return measured
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("call_number", "when"), [(1, ""), (2, "while arms were timed together: ")])
+def test_an_arm_that_fails_when_it_is_called_costs_no_figure_of_the_others(measured, call_number, when):
+    cell = measured(call_number)
+    error = "RuntimeError: accessing tensor output of CUDAGraphs that has been overwritten"
+    assert cell["arms"]["reduce-overhead"] == {"reason": f"{when}{error}"}
+    assert cell["arms"]["eager"]["samples"] == cell["arms"]["replay"]["samples"] > 0
+    assert cell["speedup"] is not None
+    assert cell["check"] == "agrees"
+
+
+@pytest.mark.slow
+def test_compilers_that_cannot_be_cleaned_up_cost_no_figure(measured, monkeypatch):
+    def broken():
+        raise AttributeError("partially initialized module 'torch._dynamo'")
+
+    monkeypatch.setattr("torch._dynamo.reset", broken)
+    cell = measured(1_000_000)
+    assert cell["speedup"] is not None
+    assert cell["not_cleaned_up"] == "AttributeError: partially initialized module 'torch._dynamo'"
+
+
+def test_compilers_come_after_all_that_is_short_and_everything_has_a_place_in_the_file(tmp_path):
+    extent = schedule.Extent(
+        batch_sizes=(1, 2, 4, 8, 32, 96),
+        cell_s=4,
+        compiled_cell_s=60,
+        overhead_s=4,
+        monitor_s=1,
+        alarms=200,
+        alarms_s=80,
+        trace_s=3,
+        trace_rows=18_000,
+        folder_of_traces=tmp_path,
+        compiled_models=("classifier", "encoder", "cnn"),
+    )
+    steps = schedule.timed(None, extent)
+    first_compiler = next(number for number, step in enumerate(steps) if "6 arms" in step.name)
+    before = {step.goes_to for step in steps[:first_compiler]}
+    assert before == {"cells", "overhead", "monitor", "verdicts", "false_alarms", "traces"}
+    assert sum(step.expected_s for step in steps[:first_compiler]) < 300
+    assert {step.goes_to for step in schedule.profiled(None, extent)} == {"kernel_time"}
+
+
+def test_the_monitor_is_weighed_against_a_replay_without_it(tmp_path):
+    lab = cells.Lab(
+        backend=open_backend("cpu"),
+        scale=Scale(tiny=True, device="cpu"),
+        cache_folder=tmp_path,
+        sample_s=0.02,
+        compile_limit_s=1.0,
+        ends_s=extras.time.perf_counter() + 60,
+    )
+    found = extras.monitor_cost(lab, cells.Cell(model="classifier", batch_size=1, arms=("eager", "replay")), 0.02)
+    assert found["reading"]["samples"] == found["replay"]["samples"] == found["replay_after_reading"]["samples"] > 0

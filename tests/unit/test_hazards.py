@@ -6,9 +6,12 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pytest_cudagraph import hazards
+
+aten = torch.ops.aten
 
 IDS = [
     "host-sync", "dynamic-shape", "host-data", "control-flow", "baked-scalar", "rng", "mutates-state",
@@ -305,3 +308,62 @@ def test_one_answer_tells_refusals_and_remarks():
 def test_most_operations_have_no_rule():
     assert not hazards.is_judged(torch.ops.aten.relu.default)
     assert hazards.is_judged(torch.ops.aten.nonzero.default)
+
+
+# Tensors that say they lie on a GPU: torch's fake tensors need no driver
+
+
+@pytest.fixture
+def on_gpu():
+    def make(*shape, dtype=torch.float32):
+        with FakeTensorMode():
+            return torch.empty(shape, dtype=dtype, device="cuda:0")
+
+    return make
+
+
+def refused(func, *args):
+    found = hazards.refusal(func, args, {})
+    return found and found.id
+
+
+def test_a_tensor_of_the_host_that_an_operation_takes_as_a_number_is_taken_by_value(on_gpu):
+    x, mask = on_gpu(3), on_gpu(3, dtype=torch.bool)
+    assert refused(aten.masked_fill.Tensor, x, mask, torch.tensor(1.0)) is None
+    assert refused(aten.index_fill.int_Tensor, x, 0, on_gpu(1, dtype=torch.int64), torch.tensor(1.0)) is None
+
+
+def test_a_number_that_lies_on_the_gpu_is_read_back_where_an_operation_wants_one_of_the_host(on_gpu):
+    x, mask = on_gpu(3), on_gpu(3, dtype=torch.bool)
+    assert refused(aten.masked_fill.Tensor, x, mask, on_gpu()) == "host-sync"
+    assert refused(aten.index_fill.int_Tensor, x, 0, on_gpu(1, dtype=torch.int64), on_gpu()) == "host-sync"
+
+
+def test_a_masked_write_of_a_number_needs_no_size_only_if_the_number_is_the_hosts(on_gpu):
+    x, mask = on_gpu(3), on_gpu(3, dtype=torch.bool)
+    assert refused(aten.index_put_.default, x, [mask], torch.tensor(1.0)) is None
+    assert refused(aten.index_put_.default, x, [mask], on_gpu()) == "dynamic-shape"
+
+
+def test_an_index_of_the_host_is_copied_to_the_gpu_by_the_operation_itself(on_gpu):
+    x = on_gpu(3)
+    assert refused(aten.index.Tensor, x, [torch.tensor([0, 1])]) == "host-data"
+    assert refused(aten.index.Tensor, x, [on_gpu(2, dtype=torch.int64)]) is None
+    assert refused(aten.index_put_.default, x, [torch.tensor([0, 1])], on_gpu(2)) == "host-data"
+
+
+def test_a_copy_between_host_and_gpu_waits_one_way_and_wants_pinned_memory_the_other(on_gpu, monkeypatch):
+    x, host = on_gpu(3), torch.ones(3)
+    assert refused(aten.copy_.default, host, x) == "host-sync"
+    assert refused(aten.copy_.default, x, host) == "host-data"
+    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: True)
+    assert refused(aten.copy_.default, x, host) is None
+    assert refused(aten.copy_.default, x, on_gpu(3)) is None
+
+
+def test_the_default_generator_of_a_gpu_is_no_generator_of_a_models_own(monkeypatch):
+    generator = torch.Generator()
+    monkeypatch.setattr(torch.cuda, "default_generators", (generator,))
+    kwargs = {"generator": generator}
+    assert hazards.refusal(aten.normal_.default, (torch.ones(2),), kwargs) is None
+    assert hazards.refusal(aten.normal_.default, (torch.ones(2),), {"generator": OWN}).id == "rng"

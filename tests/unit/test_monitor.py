@@ -40,6 +40,7 @@ class FakeNvml:
 
     def __init__(self, failing=None, pids=()):
         self.failing = failing or {}
+        self.uuid = f"GPU-{UUID}"
         self.pids = [*pids]
         self.reasons = 1 | 4 | 64
         self.clock = 1980
@@ -60,7 +61,8 @@ class FakeNvml:
         self._answer("nvmlShutdown", None)
 
     def nvmlDeviceGetHandleByUUID(self, uuid):
-        assert uuid == f"GPU-{UUID}"
+        if uuid != self.uuid:
+            raise self.NVMLError("Not Found")
         return self._answer("nvmlDeviceGetHandleByUUID", "handle 1")
 
     def nvmlDeviceGetClockInfo(self, handle, which):
@@ -292,6 +294,51 @@ def test_a_gpu_that_torch_cannot_describe_is_a_note(gpu, monkeypatch):
     gpu(FakeNvml())
     monkeypatch.setattr(torch.cuda, "get_device_properties", fail)
     assert watched().notes == ("GPU 0: no readings (CUDA unknown error)",)
+
+
+def test_a_gpu_whose_partition_is_only_planned_is_whole(gpu, monkeypatch):
+    monkeypatch.setattr(FakeNvml, "nvmlDeviceGetMigMode", lambda nvml, handle: [0, 1])  # now, and after a restart
+    monkeypatch.setattr(FakeNvml, "nvmlDeviceGetPersistenceMode", lambda nvml, handle: 1)
+    gpu(FakeNvml())
+    (card,) = watched().gpus
+    assert (card.is_partitioned, card.is_persistent) == (False, True)
+
+
+def test_a_torch_that_tells_no_uuid_is_a_note(gpu, monkeypatch):
+    gpu(FakeNvml())
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(name="AMD Instinct MI300X"))
+    (note,) = watched().notes
+    assert note.startswith("GPU 0: no readings (")
+    assert "uuid" in note
+
+
+def test_a_slice_of_a_gpu_is_read_by_its_own_uuid(gpu):
+    gpu(FakeNvml()).uuid = f"MIG-{UUID}"
+    assert [sample.sm_clock_mhz for sample in watched().gpus[0].samples] == [1980, 1980]
+
+
+def test_every_gpu_that_torch_sees_is_watched_under_torchs_index(gpu, monkeypatch):
+    gpu(FakeNvml())
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert [card.index for card in watched().gpus] == [0, 1]
+
+
+def test_without_a_context_of_ours_every_process_on_the_gpu_is_another(gpu, monkeypatch):
+    gpu(FakeNvml(pids=[7]))
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    assert watched().gpus[0].samples[0].other_processes == 1
+
+
+def test_bindings_that_know_no_counters_cost_the_counters_and_no_note(gpu, monkeypatch):
+    for name in ("NVML_PERF_POLICY_POWER", "NVML_PERF_POLICY_THERMAL", "NVML_MEMORY_ERROR_TYPE_UNCORRECTED"):
+        monkeypatch.delattr(FakeNvml, name)
+    gpu(FakeNvml())
+    card = watched()
+    assert (card.gpus[0].held_ns, card.gpus[0].ecc_errors, card.notes) == ({}, None, ())
+
+
+def test_a_card_without_a_sample_was_held_by_nothing():
+    assert GpuCard(index=0, name="NVIDIA T4", max_sm_clock_mhz=None, samples=()).held_ns == {}
 
 
 def test_what_torch_warns_of_a_driver_does_not_reach_the_watched_code(monkeypatch):

@@ -32,13 +32,15 @@ class PerfMonitor:
         print("\\n".join(watch.card.lines()))
 
     ``every_s`` takes a reading in a thread each so many seconds, for code that has no gaps to call :meth:`sample` in.
+    ``waiting_processes`` hold a GPU and wait for this one, as whoever started it may: they do not count as others.
     Never fails for want of a GPU, of NVML or of a permission: what could not be read stands in the card's notes.
     """
 
-    def __init__(self, *, clock: Clock | None = None, every_s: float | None = None) -> None:
+    def __init__(self, *, clock: Clock | None = None, every_s: float | None = None, waiting_processes: int = 0) -> None:
         if every_s is not None and not every_s > 0:
             raise ValueError(f"every_s must be above 0 seconds, not {every_s!r}")
         self._every_s = every_s
+        self._waiting = waiting_processes
         self._lock = threading.Lock()
         self._poller: _Poller | None = None
         self._now_ns = clock.now_ns if clock is not None else time.perf_counter_ns
@@ -50,7 +52,7 @@ class PerfMonitor:
 
     def __enter__(self) -> PerfMonitor:
         self._card, self._hosts = None, []
-        self._gpus = watched_gpus()
+        self._gpus = watched_gpus(self._waiting)
         self.sample()
         if self._every_s is not None:
             self._poller = _Poller(self.sample, self._every_s)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from pytest_cudagraph.device import start_nvml
+from pytest_cudagraph.device import nvml_handle, start_nvml
 from pytest_cudagraph.monitor.card import GpuCard, GpuSample
 
 _SLOWDOWNS = (
@@ -35,8 +35,9 @@ _LIMITS = (
 class WatchedGpus:
     """GPUs by torch's index, each with its NVML handle, found by UUID: the two count GPUs differently."""
 
-    def __init__(self, nvml: Any, notes: list[str]) -> None:
+    def __init__(self, nvml: Any, notes: list[str], waiting: int = 0) -> None:
         self._nvml = nvml
+        self._waiting = waiting
         self._notes = notes
         self._gpus: list[_Gpu] = []
 
@@ -44,11 +45,11 @@ class WatchedGpus:
         """Watch one GPU; a note where NVML does not know it."""
         try:
             properties = torch.cuda.get_device_properties(index)
-            handle = self._nvml.nvmlDeviceGetHandleByUUID(_nvml_uuid(properties.uuid))
-        except (RuntimeError, self._nvml.NVMLError) as error:
+            handle = nvml_handle(self._nvml, properties)
+        except (RuntimeError, AttributeError, self._nvml.NVMLError) as error:
             self._notes.append(f"GPU {index}: no readings ({error})")
             return
-        self._gpus.append(_Gpu(self._nvml, handle, index, properties.name))
+        self._gpus.append(_Gpu(self._nvml, handle, index, properties.name, self._waiting))
 
     def read(self) -> None:
         """One more sample of every GPU."""
@@ -72,9 +73,10 @@ class WatchedGpus:
 
 
 class _Gpu:
-    def __init__(self, nvml: Any, handle: Any, index: int, name: str) -> None:
+    def __init__(self, nvml: Any, handle: Any, index: int, name: str, waiting: int) -> None:
         self._nvml, self._handle = nvml, handle
         self._index, self._name = index, name
+        self._waiting = waiting
         self._samples: list[GpuSample] = []
         self._refused: dict[str, list[str]] = {}
         self._max_clock = self._ask("top clock", "nvmlDeviceGetMaxClockInfo", nvml.NVML_CLOCK_SM)
@@ -98,7 +100,7 @@ class _Gpu:
                 power_w=_watts(power_mw),
                 memory_used_bytes=None if memory is None else int(memory.used),
                 slowdowns=self._slowdowns(),
-                other_processes=None if processes is None else _others(processes),
+                other_processes=None if processes is None else max(_others(processes) - self._waiting, 0),
                 held_ns=self._held_ns(),
             )
         )
@@ -156,8 +158,11 @@ class _Gpu:
             return None, "pynvml is too old"
 
 
-def watched_gpus() -> WatchedGpus:
-    """Every GPU torch sees; none, with a note, where there is no GPU or no NVML."""
+def watched_gpus(waiting: int = 0) -> WatchedGpus:
+    """Every GPU torch sees; none, with a note, where there is no GPU or no NVML.
+
+    So many ``waiting`` processes on each are of no account.
+    """
     with warnings.catch_warnings():
         # Torch warns here of a driver that does not suit it; a monitor has nothing to add to that.
         warnings.simplefilter("ignore")
@@ -167,7 +172,7 @@ def watched_gpus() -> WatchedGpus:
     nvml = start_nvml()
     if isinstance(nvml, str):
         return WatchedGpus(None, [f"no GPU readings: {nvml}"])
-    watched = WatchedGpus(nvml, [])
+    watched = WatchedGpus(nvml, [], waiting)
     for index in range(torch.cuda.device_count()):
         watched.add(index)
     return watched
@@ -175,11 +180,6 @@ def watched_gpus() -> WatchedGpus:
 
 def _watts(milliwatts: int | None) -> float | None:
     return None if milliwatts is None else milliwatts / 1000
-
-
-def _nvml_uuid(uuid: object) -> str:
-    text = str(uuid)
-    return text if text.startswith(("GPU-", "MIG-")) else f"GPU-{text}"
 
 
 def _reason_bit(nvml: Any, name: str) -> int:

@@ -36,19 +36,26 @@ class Bench:
     clock: Clock
     replaces: bool = False
     """Whether saved entries are being replaced on request, and so hold nobody back."""
+    saves: bool = False
+    """Whether what is not saved yet will be, by this very run."""
+    is_strict: bool = False
     reference: Reference | None = None
     """What latencies are divided by before they are held against other sessions'."""
+    waiting_processes: int = 0
+    """Those that hold the device and wait for this one: no neighbours, although the driver lists them."""
 
     def find_saved(self, name: str, batch_size: int) -> SavedBatch | NoBaseline:
-        """The saved entry of this device; else whether another device has one."""
+        """The saved entry of this device; else what the file lacks, or that another device's file has it."""
         found = self.saved.get((name, batch_size))
         if found is not None:
             return found
         others = [entry.device.name for entry in self.elsewhere if (entry.name, entry.batch_size) == (name, batch_size)]
         if others:
             reason = f"the baseline is of {', '.join(sorted(set(others)))}; this run is on {self.device.name}"
-            return NoBaseline(comparison="not-comparable", reason=reason)
-        return NoBaseline(comparison="new", reason=f"nothing is saved in {self.baseline_file.name} yet")
+            return NoBaseline(comparison="new" if self.saves else "not-comparable", reason=reason)
+        file = f"{self.baseline_file.parent.name}/{self.baseline_file.name}"
+        asked_for = self.is_strict and not self.saves
+        return NoBaseline(comparison="new", reason=f"no entry in {file} yet", asked_for=asked_for)
 
 
 def open_bench(option: str, settings: Settings) -> Bench:
@@ -78,7 +85,16 @@ def open_bench(option: str, settings: Settings) -> Bench:
         clock=clock,
         reference=Reference(backend, clock),
         replaces=settings.update in ("changed", "all"),
+        saves=settings.update != "never",
+        is_strict=settings.strict,
+        waiting_processes=_waiting_processes(settings),
     )
+
+
+def _waiting_processes(settings: Settings) -> int:
+    """Who has opened the device to see that it is there, and waits: whoever compares revisions, xdist's controller."""
+    is_controlled = settings.workers > 0 and (settings.require_gpu or settings.device == "cuda")
+    return int(settings.sample is not None) + int(is_controlled)
 
 
 def _elsewhere(own: Path) -> tuple[SavedBatch, ...]:

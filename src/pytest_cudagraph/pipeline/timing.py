@@ -61,7 +61,8 @@ def time_trial(trial: Trial, subject: Subject, bench: Bench, progress: Progress)
         of = f"{seconds_text(spent_ns)} of at most {seconds_text(bound_ns)}"
         progress(f"measure batch {trial.batch_size}, {of}")
 
-    with left_as_it_was(subject, bench) as before, backend.running(), PerfMonitor() as watch:
+    watching = PerfMonitor(waiting_processes=bench.waiting_processes)
+    with left_as_it_was(subject, bench) as before, backend.running(), watching as watch:
         prepare = _rewinder(trial, subject, before)
         timing = measure.measure(
             _arms(trial, subject),

@@ -26,6 +26,8 @@ class Library:
 
     def cuGraphGetNodes(self, graph, found, total):
         nodes = NODES[graph.value]
+        if found is not None and not nodes:
+            return 1  # an invalid value: there is room for nothing
         total._obj.value = len(nodes)
         if found is not None:
             found[: len(nodes)] = nodes
@@ -84,6 +86,22 @@ def test_a_driver_that_does_not_answer_leaves_the_count_open_with_the_reason(que
     found = counted(question)
     assert (found.nodes, found.kernels) == (None, None)
     assert f"{question}: error 700 of the driver" in found.why
+
+
+def test_a_graph_without_nodes_holds_none(monkeypatch):
+    monkeypatch.setitem(NODES, GRAPH, [])
+    found = counted()
+    assert (found.nodes, found.kernels, found.why) == (0, 0, "")
+
+
+def test_a_kernel_node_that_names_neither_function_nor_kernel_still_counts(monkeypatch):
+    monkeypatch.setattr(Library, "cuGraphKernelNodeGetParams_v2", lambda self, node, params: 0)
+    assert counted().kernel_names == {"kernel": 2, "memcpy": 1, "memset": 1}
+
+
+def test_an_older_driver_without_the_question_leaves_the_name_open(monkeypatch):
+    monkeypatch.delattr(Library, "cuFuncGetName")
+    assert counted().kernel_names["kernel"] == 1
 
 
 def test_the_parameters_of_a_kernel_node_lie_where_cuda_h_puts_them():

@@ -79,6 +79,14 @@ def test_an_older_torch_that_has_compiled_nothing_is_watched_all_the_same(pool, 
     assert raised.value.operation.startswith("aten.")
 
 
+def test_a_torch_that_compiled_code_outlives_a_watch_of_is_watched_whatever_it_has_compiled(pool, monkeypatch):
+    monkeypatch.setattr(diagnosis, "TorchDispatchMode", SimpleNamespace(ignore_compile_internals=True))
+    monkeypatch.setattr(diagnosis, "_has_compiled", lambda: True)
+    with pytest.raises(CaptureRefusal) as raised:
+        capture(pool, reads_a_scalar)
+    assert raised.value.operation.startswith("aten.")
+
+
 @pytest.mark.parametrize(
     ("modules", "has_compiled"),
     [

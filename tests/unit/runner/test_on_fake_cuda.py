@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import gc
+from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 import torch
 from tests.fake_cuda import FakeCuda, FakeStream
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pytest_cudagraph import GraphRunner
+from pytest_cudagraph.backends.cpu import CpuBackend
 from pytest_cudagraph.backends.cuda import CudaBackend
+from pytest_cudagraph.backends.traps import TrapGuard
+from pytest_cudagraph.errors import InputError
+from pytest_cudagraph.inputs import Example
+from pytest_cudagraph.integrated import building
+from pytest_cudagraph.runner import cutting, graph_runner
 
 
 @pytest.fixture(autouse=True)
@@ -100,3 +109,85 @@ def test_new_weights_close_the_old_graphs(model, cuda):
     x = torch.randn(2, 3)
     torch.testing.assert_close(run(x), eager(model, x))
     assert (run.statistics.state_changes, len(cuda.graphs)) == (1, 1)
+
+
+@pytest.mark.parametrize(("is_gpu", "guards"), [(True, 1), (False, 0)])
+def test_rows_that_were_made_up_are_tried_behind_a_guard_on_a_gpu_alone(model, cuda, monkeypatch, is_gpu, guards):
+    made = []
+    monkeypatch.setattr(cutting, "TrapGuard", lambda: made.append(TrapGuard()) or made[-1])
+    backend = CudaBackend(cuda=cuda, device="cpu") if is_gpu else CpuBackend()
+    GraphRunner(model, torch.randn(2, 3), batch_sizes=(4,), backend=backend)
+    assert len(made) == guards
+
+
+def test_an_operator_that_nobody_can_look_into_is_given_no_made_up_rows_on_a_gpu(cuda):
+    called = []
+
+    @torch.library.custom_op("runner_on_fake_cuda::noted", mutates_args=())
+    def noted(x: torch.Tensor) -> torch.Tensor:
+        called.append(x.clone())
+        return x * 2
+
+    x = torch.arange(6.0).reshape(2, 3)
+    run = GraphRunner(noted, x, batch_sizes=(4,), backend=CudaBackend(cuda=cuda, device="cpu"))
+    assert all(bool(torch.isin(given, x).all()) for given in called if given.numel())
+    assert torch.equal(run(x), x * 2)
+
+
+@pytest.fixture
+def gpus(monkeypatch):
+    """A machine of several GPUs; what was opened, and on which GPU."""
+    opened, current = [], [0]
+
+    @contextmanager
+    def device(given):
+        if given.type != "cuda":
+            raise ValueError(f"Expected a cuda device, but got: {given}")
+        before, current[0] = current[0], given.index
+        yield
+        current[0] = before
+
+    monkeypatch.setattr(torch.cuda, "device", device)
+    for room in (graph_runner, building):
+        monkeypatch.setattr(room, "choose", lambda option: SimpleNamespace(kind="cpu" if option == "cpu" else "cuda"))
+        monkeypatch.setattr(room, "open_backend", lambda kind: opened.append((kind, current[0])) or backend_of(kind))
+
+    def backend_of(kind):
+        return SimpleNamespace(kind=kind, device="cpu" if kind == "cpu" else f"cuda:{current[0]}")
+
+    return opened
+
+
+def inputs_on(device):
+    with FakeTensorMode():
+        return Example(args=(torch.empty(2, 3, device=device),), kwargs={})
+
+
+@pytest.mark.parametrize(
+    "open_backend", [graph_runner._open_backend, lambda *given: building.open_backend_for(*given[::-1])]
+)
+@pytest.mark.parametrize(
+    ("option", "device", "opened"),
+    [
+        ("auto", "cuda:1", ("cuda", 1)),
+        ("cuda", "cuda:0", ("cuda", 0)),
+        ("cpu", "cpu", ("cpu", 0)),
+    ],
+)
+def test_graphs_live_on_the_gpu_of_the_inputs_whichever_is_current(gpus, open_backend, option, device, opened):
+    open_backend(option, inputs_on(device))
+    assert gpus == [opened]
+
+
+def test_inputs_on_the_host_are_refused_by_a_gpu_with_the_remedy(gpus):
+    # Torch has no context for a device that is no GPU: the current one is opened, and the inputs are looked at then.
+    graph_runner._open_backend("cuda", inputs_on("cpu"))
+    with pytest.raises(InputError, match=r"args\[0\] is on cpu, but this run uses cuda:0; pass it as .to\('cuda:0'\)"):
+        building.open_backend_for(inputs_on("cpu"), "cuda")
+    assert gpus == [("cuda", 0)] * 2
+
+
+def test_a_compiler_on_auto_follows_inputs_that_lie_on_the_host(gpus):
+    assert building.open_backend_for(inputs_on("cpu"), "auto").kind == "cpu"
+    assert building.open_backend_for(Example(args=(), kwargs={}), "auto").kind == "cpu"
+    assert gpus == [("cpu", 0)] * 2

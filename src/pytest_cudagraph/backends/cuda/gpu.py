@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -10,6 +11,11 @@ from typing import Any
 import torch
 
 from pytest_cudagraph.backends.cuda.quiet import capture_error_mode
+
+_CAPTURES = threading.RLock()
+
+ENDS_ELSEWHERE = "Capture must end on the same stream it began on."
+"""Torch's own words."""
 
 
 class Gpu:
@@ -26,6 +32,11 @@ class Gpu:
         self.stream: Any = cuda.Stream(device=index)
         self.broken = ""
         """Why no capture can succeed in this process any more; empty while it can."""
+        self.captures: Any = _CAPTURES
+        """Held by whoever captures, or waits for a whole device: of any two threads in the process, one at a time.
+
+        Torch can capture one graph at a time, and CUDA spoils the capture of a device that another thread waits for.
+        """
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -55,8 +66,14 @@ class Gpu:
         with torch.inference_mode(False), own_workspaces():
             register(graph, generators)
             # The outer stream context gives back the caller's stream even where torch.cuda.graph fails to.
-            with self.on_capture_stream(), begin, torch.inference_mode():
+            # The inner one is for a body that leaves another stream current: there torch would not end the capture.
+            with self.on_capture_stream(), begin, self.cuda.stream(self.stream), torch.inference_mode():
                 yield
+
+    def check_stayed(self) -> None:
+        """Raise as torch does where a captured call ends on another stream: what it launched there is in no graph."""
+        if self.current_stream() != self.stream:
+            raise RuntimeError(ENDS_ELSEWHERE)
 
     def current_stream(self) -> Any:
         """The stream on which this thread launches now."""
@@ -64,7 +81,8 @@ class Gpu:
 
     def synchronize(self) -> None:
         """Wait for all work of this GPU; raises what earlier work has failed with."""
-        self.cuda.synchronize(self.index)
+        with self.captures:
+            self.cuda.synchronize(self.index)
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,9 +17,9 @@ def own_outputs(gpu: Gpu, handle: Any, outputs: Any) -> list[torch.Tensor]:
 
     An output that is an input, a parameter or any other tensor from outside does not, and must never be filled. The
     allocator is asked rather than the model, because a callable can hold tensors where nobody finds them. An
-    allocator that does not tell (``cudaMallocAsync``) leaves this empty.
+    allocator that does not tell (``cudaMallocAsync``, one of the user's own) leaves this empty.
     """
-    ranges = _pool_ranges(gpu, handle)
+    ranges = _ranges(_segments(gpu), handle)
     seen: set[tuple[int, torch.Size, tuple[int, ...]]] = set()
     owned = []
     for tensor in tensors_in(outputs):
@@ -38,20 +38,31 @@ def _is_strided(tensor: torch.Tensor) -> bool:
 
 
 def pool_bytes(gpu: Gpu, handle: Any) -> int | None:
-    """What the pool ``handle`` holds of the device; None from an allocator that keeps no pools."""
-    segments = gpu.cuda.memory_snapshot()
-    if segments and not any("segment_pool_id" in segment for segment in segments):
+    """What the pool ``handle`` holds of the device; None from an allocator that does not tell."""
+    segments = _segments(gpu)
+    return None if segments is None else sum(high - low for low, high in _ranges(segments, handle))
+
+
+def reserved_bytes(gpu: Gpu) -> int | None:
+    """What the allocator holds of the device in all; None from one that keeps no statistics."""
+    try:
+        return int(gpu.cuda.memory_reserved(gpu.index))
+    except RuntimeError:
         return None
-    return sum(high - low for low, high in _ranges(segments, handle))
 
 
-def _pool_ranges(gpu: Gpu, handle: Any) -> list[tuple[int, int]]:
-    return _ranges(gpu.cuda.memory_snapshot(), handle)
+def _segments(gpu: Gpu) -> Sequence[Mapping[str, Any]] | None:
+    """The memory that torch's own allocator holds; None where another one is in its place, which raises."""
+    try:
+        segments: Sequence[Mapping[str, Any]] = gpu.cuda.memory_snapshot()
+    except RuntimeError:
+        return None
+    return segments
 
 
-def _ranges(segments: Iterable[Mapping[str, Any]], handle: Any) -> list[tuple[int, int]]:
+def _ranges(segments: Sequence[Mapping[str, Any]] | None, handle: Any) -> list[tuple[int, int]]:
     return [
         (segment["address"], segment["address"] + segment["total_size"])
-        for segment in segments
+        for segment in segments or ()
         if tuple(segment.get("segment_pool_id", ())) == tuple(handle)
     ]

@@ -14,7 +14,7 @@ from pytest_cudagraph.backends.cuda.gpu import Gpu
 from pytest_cudagraph.backends.cuda.graph import CudaCapturedGraph
 from pytest_cudagraph.backends.cuda.nested import no_graphs_inside
 from pytest_cudagraph.backends.cuda.nodes import NodeSource, count_nodes
-from pytest_cudagraph.backends.cuda.ownership import own_outputs, pool_bytes
+from pytest_cudagraph.backends.cuda.ownership import own_outputs, pool_bytes, reserved_bytes
 from pytest_cudagraph.backends.cuda.quiet import quiet_collector
 from pytest_cudagraph.backends.cuda.recording import Blank, record
 from pytest_cudagraph.backends.outputs import check_output
@@ -50,7 +50,7 @@ class CudaGraphPool:
         self._check_usable()
         _check_devices(args, kwargs, self._gpu.device)
         generators = tuple(generators_of(self._gpu.device, model, args, kwargs))
-        with self._gpu.running(), uncached_autocast(), states_kept(generators):
+        with self._gpu.captures, self._gpu.running(), uncached_autocast(), states_kept(generators):
             inputs = StaticInputs(args, kwargs)
             self._warm_up(model, inputs)
             inputs.copy_in(args, kwargs)  # a model may have written to its inputs
@@ -107,7 +107,7 @@ class CudaGraphPool:
             kernel_names=counted.kernel_names,
             not_counted=counted.why,
             capture_ns=capture_ns,
-            memory_bytes=max(0, self._held_bytes(blank.handle) - held_before),
+            memory_bytes=_growth(held_before, self._held_bytes(blank.handle)),
         )
         owned = own_outputs(self._gpu, blank.handle, outputs)
         return CudaCapturedGraph(self._gpu, blank.graph, inputs, outputs, owned, receipt)
@@ -125,9 +125,9 @@ class CudaGraphPool:
         graph = cuda.CUDAGraph(keep_graph=True) if keeps else cuda.CUDAGraph()
         return Blank(graph=graph, handle=self._handle, is_shared=is_shared, keeps=keeps, generators=generators)
 
-    def _held_bytes(self, handle: Any) -> int:
+    def _held_bytes(self, handle: Any) -> int | None:
         held = pool_bytes(self._gpu, handle)
-        return self._gpu.cuda.memory_reserved(self._gpu.index) if held is None else held
+        return reserved_bytes(self._gpu) if held is None else held
 
     def _check_usable(self) -> None:
         if not self._is_open:
@@ -138,6 +138,10 @@ class CudaGraphPool:
                 f"({self._gpu.broken}); run this test in a process of its own",
                 hazard="unknown-op",
             )
+
+
+def _growth(before_bytes: int | None, after_bytes: int | None) -> int | None:
+    return None if before_bytes is None or after_bytes is None else max(0, after_bytes - before_bytes)
 
 
 def _call(model: Model, inputs: StaticInputs) -> Any:

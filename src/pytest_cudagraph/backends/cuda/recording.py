@@ -72,7 +72,9 @@ def _capture(gpu: Gpu, blank: Blank, call: Callable[[], Any]) -> Any:
         warnings.filterwarnings("error", message=_EMPTY_GRAPH)
         with gpu.capturing(blank.graph, generators=blank.generators, pool=blank.handle):
             try:
-                return call()
+                outputs = call()
+                gpu.check_stayed()
+                return outputs
             except BaseException:
                 # A capture cut short may well be empty; that must not become the error.
                 warnings.filterwarnings("ignore", message=_EMPTY_GRAPH)
@@ -82,4 +84,6 @@ def _capture(gpu: Gpu, blank: Blank, call: Callable[[], Any]) -> Any:
 def _translate(gpu: Gpu, error: BaseException, call: Callable[[], Any]) -> NoReturn:
     if isinstance(error, CudagraphError) or not isinstance(error, Exception):
         raise error
-    raise refusal_of(error, diagnose(call, gpu.current_stream) if is_unspecific(error) else None) from error
+    with gpu.cuda.stream(gpu.current_stream()):  # the call may leave another one current
+        diagnosis = diagnose(call, gpu.current_stream) if is_unspecific(error) else None
+    raise refusal_of(error, diagnosis) from error

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from pytest_cudagraph import hazards
 from pytest_cudagraph.backends.cuda.diagnosis import STRAYED, Diagnosis
+from pytest_cudagraph.backends.cuda.gpu import ENDS_ELSEWHERE
 from pytest_cudagraph.errors import CaptureRefusal
 from pytest_cudagraph.sources import user_site_of
 
@@ -48,6 +49,7 @@ _TEXTS = (
     _Known(hazards.CAPTURE_ISOLATION.text, _OTHER, _OTHER_STREAM_FIX),
     _Known(hazards.CAPTURE_IMPLICIT.text, _OTHER, _OTHER_STREAM_FIX),
     _Known("event last recorded in a capturing stream", _OTHER, _OTHER_STREAM_FIX),
+    _Known(ENDS_ELSEWHERE, _OTHER, _OTHER_STREAM_FIX),
 )
 
 _ECHOES = (
@@ -55,6 +57,7 @@ _ECHOES = (
     hazards.CAPTURE_UNJOINED.text,
     hazards.CAPTURE_ISOLATION.text,
     hazards.CAPTURE_IMPLICIT.text,
+    ENDS_ELSEWHERE,
 )
 """Said of the capture as a whole, or of whatever came after the operation that spoilt it."""
 

@@ -1,0 +1,45 @@
+"""``pytest-cudagraph doctor`` on a GPU: the card, the noise floor, an exit code that says what the lines say."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import torch
+
+from pytest_cudagraph import device
+from pytest_cudagraph.cli import main
+from pytest_cudagraph.measure import PerfCounterClock
+from pytest_cudagraph.pipeline.noise import noise_floors
+
+_ROW = re.compile(r"^ *[\d.]+ (?:ns|µs|ms) .*%.* \d\.\d{3}x \(")
+
+
+def test_the_doctor_tells_the_card_the_noise_floor_and_whether_the_machine_is_fit(capsys):
+    code = main(["doctor", "--device=cuda", "--time-budget=10"])
+    said = capsys.readouterr().out
+    lines, name = said.splitlines(), torch.cuda.get_device_name(0)
+    assert any(line.startswith("device: ") and name in line and line.endswith("; speed is judged") for line in lines)
+    assert f"nvml: driver {device.driver_version()}, " in said
+    assert any(line.startswith(f"GPU 0 {name}: SM ") for line in lines), said
+    assert len([line for line in lines if _ROW.match(line)]) == 3, said
+    unfit = [line for line in lines if line.startswith("unfit: ")]
+    assert code == (1 if unfit else 0), said
+    assert ("fit: no reason found against judging speed here" in lines) == (not unfit), said
+    print(said)  # with -rP: what this machine is
+
+
+def test_this_process_alone_is_no_neighbour_of_itself(capsys):
+    main(["doctor", "--device=cuda", "--time-budget=1"])
+    assert "shared with" not in capsys.readouterr().out
+
+
+def test_the_noise_floor_of_a_gpu_is_that_of_calls_of_three_lengths(backend):
+    floors = noise_floors(backend, PerfCounterClock(), budget_s=10)
+    short, middle, long = (floor.call_ns for floor in floors)
+    assert short < middle < long
+    for floor in floors:
+        assert math.isfinite(floor.noise_ratio), floor
+        assert floor.detectable_ratio > 0
+        # The same callable on both sides: what is told apart by more than this is no regression but the machine.
+        assert 0.9 < floor.apparent.estimate < 1.1, floor

@@ -1,0 +1,127 @@
+"""The runner on a GPU: a graph where one fits, eager with the reason where none does, nothing kept afterwards."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+from tests.gpu.small_models import Mlp, ReadsTheHost
+
+from pytest_cudagraph import GraphRunner
+from pytest_cudagraph.errors import CaptureRefusal, CudagraphError
+
+
+@pytest.fixture
+def model():
+    return Mlp().cuda().eval()
+
+
+def rows(count, features=64):
+    return torch.randn(count, features, device="cuda")
+
+
+def eager(model, x):
+    with torch.inference_mode():
+        return model(x)
+
+
+def test_calls_are_served_by_graphs_exactly_or_padded(model):
+    with GraphRunner(model, rows(2), batch_sizes=(1, 4, 8)) as run:
+        for count in (1, 3, 4, 8, 5):
+            x = rows(count)
+            torch.testing.assert_close(run(x), eager(model, x))
+        told = run.statistics
+    assert (told.hits, told.padded, told.padding_rows) == (3, 2, 4)
+    assert dict(told.replays) == {1: 1, 4: 2, 8: 2}
+    assert not told.eager, told.lines()
+    assert told.device == "cuda:0"
+    assert all(size > 0 for size in told.memory_bytes.values())
+
+
+def test_what_no_graph_fits_runs_eager_and_the_reason_is_counted():
+    model = torch.nn.Sequential(torch.nn.GELU(), torch.nn.LayerNorm(64)).cuda().eval()
+    with GraphRunner(model, rows(2), batch_sizes=(2, 4)) as run:
+        for x in (rows(5), rows(2).unsqueeze(1), rows(0)):
+            torch.testing.assert_close(run(x), eager(model, x))
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            run(rows(2))
+        assert dict(run.statistics.eager) == {
+            "beyond the largest batch size": 1,
+            "other shape or dtype": 1,
+            "no rows": 1,
+            "other autocast": 1,
+        }
+        assert not run.statistics.replays
+
+
+def test_a_refused_capture_runs_eager_with_cudas_words_and_the_device_goes_on(model):
+    refused = ReadsTheHost()
+    with GraphRunner(refused, rows(2), batch_sizes=(2,)) as run:
+        x = rows(2)
+        torch.testing.assert_close(run(x), eager(refused, x))
+        assert dict(run.statistics.eager) == {"capture refused": 1}
+        assert "operation not permitted when stream is capturing" in run.statistics.refused[2]
+    with GraphRunner(model, rows(2), batch_sizes=(2,)) as run:
+        x = rows(2)
+        torch.testing.assert_close(run(x), eager(model, x))
+        assert run.statistics.hits == 1
+
+
+def test_a_strict_runner_raises_the_refusal(model):
+    with pytest.raises(CaptureRefusal, match="operation not permitted when stream is capturing"):
+        GraphRunner(ReadsTheHost(), rows(2), batch_sizes=(2,), strict=True)
+
+
+def test_an_answer_stays_as_it_was_when_the_next_call_comes(model):
+    x, y = rows(2), rows(2)
+    with GraphRunner(model, x, batch_sizes=(2,)) as run:
+        first = run(x)
+        kept = first.clone()
+        run(y)
+        assert torch.equal(first, kept)
+    assert torch.equal(first, kept), "it lay in memory that went with the graphs"
+
+
+def test_a_batch_size_is_captured_with_its_first_call_where_that_was_asked_for(model):
+    with GraphRunner(model, rows(2), batch_sizes=(1, 2, 4), capture="lazy") as run:
+        assert run.statistics.captures == 0
+        x = rows(4)
+        torch.testing.assert_close(run(x), eager(model, x))
+        assert list(run.statistics.memory_bytes) == [4]
+
+
+def test_a_closed_runner_has_given_its_memory_back_and_says_so(model, reserved):
+    x = rows(64, 64)
+    with GraphRunner(model, x, batch_sizes=(64,)) as run:
+        run(x)
+    before = reserved()
+    with GraphRunner(model, x, batch_sizes=(64, 32)) as run:
+        run(x)
+    assert reserved() <= before
+    with pytest.raises(CudagraphError, match="closed"):
+        run(x)
+
+
+def test_threads_on_streams_of_their_own_get_their_own_answers(model):
+    failed = []
+
+    def serve(run, seed):
+        try:
+            generator = torch.Generator("cuda").manual_seed(seed)
+            with torch.cuda.stream(torch.cuda.Stream()):
+                for turn in range(100):
+                    x = torch.randn(1 + turn % 4, 64, device="cuda", generator=generator)
+                    torch.testing.assert_close(run(x), eager(model, x))
+        except BaseException as error:  # told by the thread that waits
+            failed.append(error)
+
+    with GraphRunner(model, rows(2), batch_sizes=(1, 2, 4)) as run:
+        torch.cuda.synchronize()
+        threads = [threading.Thread(target=serve, args=(run, seed)) for seed in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not failed, failed
+        assert run.statistics.calls == 400

@@ -1,0 +1,53 @@
+"""What a run that is one of several processes counts on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tests import facts
+
+from pytest_cudagraph import device
+from pytest_cudagraph.pipeline.bench import open_bench
+from pytest_cudagraph.settings import OPTIONS, Settings
+from pytest_cudagraph.values import NoBaseline
+
+
+@pytest.mark.parametrize(
+    ("given", "waiting"),
+    [
+        ({"workers": 0, "device": "cuda"}, 0),
+        ({"workers": 1, "device": "auto"}, 0),
+        ({"workers": 1, "device": "cuda"}, 1),
+        ({"workers": 1, "require_gpu": True}, 1),
+    ],
+)
+def test_xdists_controller_that_has_looked_for_a_gpu_is_no_neighbour_of_its_worker(
+    tmp_path, monkeypatch, given, waiting
+):
+    monkeypatch.setattr(device, "why_no_gpu", lambda: None)
+    settings = Settings(**{option.setting: option.default for option in OPTIONS}, rootdir=tmp_path)
+    assert open_bench("cpu", replace(settings, **given)).waiting_processes == waiting
+
+
+@pytest.mark.parametrize(
+    ("given", "asked_for"),
+    [({}, False), ({"strict": True}, True), ({"strict": True, "update": "new"}, False), ({"update": "all"}, False)],
+)
+def test_a_missing_entry_is_a_lack_under_strict_unless_this_run_saves_it(tmp_path, given, asked_for):
+    settings = Settings(**{option.setting: option.default for option in OPTIONS} | given, rootdir=tmp_path)
+    bench = open_bench("cpu", settings)
+    reason = f"no entry in .cudagraph/{bench.baseline_file.name} yet"
+    assert bench.find_saved("a", 8) == NoBaseline(comparison="new", reason=reason, asked_for=asked_for)
+
+
+@pytest.mark.parametrize(("update", "comparison"), [("never", "not-comparable"), ("new", "new"), ("changed", "new")])
+def test_what_another_device_has_saved_does_not_keep_this_one_from_saving(tmp_path, update, comparison):
+    settings = Settings(
+        **{option.setting: option.default for option in OPTIONS} | {"update": update, "strict": True}, rootdir=tmp_path
+    )
+    here = open_bench("cpu", settings)
+    elsewhere = facts.saved("a", 8)
+    reason = f"the baseline is of NVIDIA H200; this run is on {here.device.name}"
+    found = replace(here, elsewhere=(elsewhere,)).find_saved("a", 8)
+    assert found == NoBaseline(comparison=comparison, reason=reason)
