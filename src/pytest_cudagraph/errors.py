@@ -92,7 +92,10 @@ class GraphTestFailure(AssertionError):
 
 
 class EagerFailed(GraphTestFailure):
-    """The model raises in eager mode; the cause is the model's own exception, and no capture was tried."""
+    """The model raises in eager mode; the cause is the model's own exception."""
+
+    own: Exception | None = None
+    """What the model raised in its first calls, without any graph: the fixtures let a test hear that itself."""
 
 
 class AuditFailed(GraphTestFailure):

@@ -116,7 +116,8 @@ def counts(
     for report in reports:
         for batch in report.batches:
             key = (report.name, batch.batch_size)
-            found.update([batch.word])
+            # Counted below, by what the plan writes.
+            found.update([batch.word] if batch.word != "missing" else [])
             found.update(["faster"] if _is_faster(batch) else [])
             found.update(["not comparable"] if batch.comparison == "not-comparable" and key not in new else [])
             if batch.comparison == "new" and key not in new:
@@ -185,7 +186,8 @@ def _refusal(report: GraphReport, batch: BatchReport) -> str:
     judgements = [*report.judgements, *batch.judgements]
     blocking = next((judgement for judgement in judgements if _blocks(judgement)), None)
     if blocking is not None:
-        return f"{blocking.verdict.value.replace('-', ' ')}: {blocking.reason}"
+        words = blocking.verdict.value.replace("-", " ")
+        return blocking.reason if words in blocking.reason else f"{words}: {blocking.reason}"
     if not batch.judgements:
         return "nothing was judged"
     facts = {"replay was not checked": batch.agreement, "it was not timed": batch.timing, "no device": report.device}

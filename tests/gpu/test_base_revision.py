@@ -63,7 +63,7 @@ def test_a_replay_of_twice_the_kernels_is_slower_than_the_base_and_an_unchanged_
     result.assert_outcomes(passed=1, failed=1)
     result.stdout.fnmatch_lines(
         [
-            "E*SlowerThanBase: batch 1: replay is * slower than in HEAD (*), 99% interval *; allowed is 20 %",
+            "E*SlowerThanBase: batch 1: replay is * slower than in HEAD (*)*, 99% interval *; allowed is 20 %",
             "E*base -> head: replay * -> * µs, lower quartiles in * pairs of processes, in turn",
             "test_user.py::test_changed * slower",
             "test_user.py::test_unchanged * passed",

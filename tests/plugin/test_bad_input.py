@@ -24,6 +24,9 @@ MISTAKES = {
     "name_that_is_no_text": "cudagraph(Mlp(), torch.randn(1, 16), name=3)",
     "empty_name": "cudagraph(Mlp(), torch.randn(1, 16), name='')",
     "unknown_compile": "cudagraph(Mlp(), torch.randn(1, 16), compile='jit')",
+    "argument_of_the_model": "cudagraph(Mlp(), torch.randn(1, 16), scale=2, mask=torch.ones(1))",
+    "misspelt_argument": "cudagraph(Mlp(), torch.randn(1, 16), batch_size=2)",
+    "class_for_an_object": "cudagraph(torch.nn.ReLU, torch.randn(1, 16))",
 }
 
 
@@ -87,6 +90,106 @@ def test_a_mark_on_a_test_is_judged_before_any_test_runs(project):
     )  # fmt: skip
 
 
+MISPLACED = """
+import pytest
+
+def test_good(cudagraph):
+    raise SystemExit("ran")
+
+@pytest.mark.graph_speedup(min=1.2)
+def test_marked():
+    raise SystemExit("ran")
+"""
+
+
+@pytest.mark.parametrize("options", [[], ["-n", "2"]], ids=["alone", "under xdist"])
+def test_a_mark_that_is_wrong_is_one_line_in_a_measured_run_too(project, options):
+    project.pytester.makepyfile(test_user=MISPLACED)
+    result = project.measure(*options)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert [line for line in result.errlines if line] == [
+        "ERROR: test_user.py::test_marked: @pytest.mark.graph_speedup needs a test that uses one of our fixtures: "
+        "assert_replay_close, capture_graphs, compile_model, cudagraph, measure_speedup, perf_monitor; found none"
+    ]
+    assert "INTERNALERROR" not in result.stdout.str()
+
+
+def test_an_error_of_another_plugin_at_collection_is_not_covered(project):
+    project.write(plain="raise SystemExit('ran')")
+    project.pytester.makeconftest(
+        """
+        import pytest
+
+        @pytest.hookimpl(tryfirst=True)
+        def pytest_collection_modifyitems():
+            raise pytest.UsageError("of another plugin")
+        """
+    )
+    result = project.measure()
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["ERROR: of another plugin"])
+    assert "INTERNALERROR" not in result.stdout.str()
+
+
+def test_a_test_that_another_plugin_made_late_has_its_mark_read(project):
+    project.pytester.makeconftest(
+        """
+        import pytest
+
+        @pytest.hookimpl(trylast=True)
+        def pytest_collection_modifyitems(items):
+            first = items[0]
+            items.append(pytest.Function.from_parent(first.parent, name="test_late", callobj=first.obj))
+        """
+    )
+    project.pytester.makepyfile(
+        test_user="""
+        import pytest, torch
+
+        @pytest.mark.graph_speedup(batch_sizes=[1], min=0.01)
+        def test_first(cudagraph, request):
+            report = cudagraph(torch.nn.ReLU(), torch.randn(1, 4), name=request.node.name)
+            assert [each.batch_size for each in report.batches] == [1]
+        """
+    )
+    project.measure().assert_outcomes(passed=2)
+
+
+TWO_OF_A_NAME = """
+import pytest, torch
+
+@pytest.mark.parametrize("depth", [4, 12])
+def test_decode(cudagraph, depth):
+    cudagraph(torch.nn.ReLU(), torch.randn(1, 4), name="decode")
+
+def test_other_sizes(cudagraph):
+    cudagraph(torch.nn.ReLU(), torch.randn(1, 4), batch_sizes=[16], name="decode")
+"""
+
+
+def test_a_name_of_another_tests_entries_is_refused(project):
+    project.pytester.makepyfile(test_user=TWO_OF_A_NAME)
+    result = project.run("--tb=short")
+    result.assert_outcomes(passed=2, failed=1)
+    assert failure_of(result) == (
+        "pytest_cudagraph.InputError: an entry of a baseline is of one test; test_user.py::test_decode[N] and "
+        "test_user.py::test_decode[N] both measure name 'decode', batch N: give each its own with name=..."
+    )
+
+
+def test_a_baseline_with_merge_conflicts_is_refused_before_any_test_runs_in_xdist_workers_too(project):
+    project.write(plain="cudagraph(Mlp().eval(), torch.randn(1, 16), min_speedup=0.01)")
+    project.measure("--cudagraph-update").assert_outcomes(passed=1)
+    text = project.baseline.read_text(encoding="utf-8")
+    project.baseline.write_text(text.replace("{", "{\n<<<<<<< HEAD", 1), encoding="utf-8")
+    project.write(plain="raise SystemExit('ran')")
+    result = project.measure("-n", "2")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    (told,) = [line for line in result.errlines if line]
+    assert told.startswith(f"ERROR: {project.baseline}: not valid JSON (")
+    assert told.endswith("); it holds unresolved merge conflicts: keep one side of each")
+
+
 def test_a_broken_baseline_file_is_named_and_left_alone(project):
     project.write(plain="cudagraph(Mlp().eval(), torch.randn(1, 16), min_speedup=0.01)")
     project.measure("--cudagraph-update").assert_outcomes(passed=1)
@@ -97,12 +200,30 @@ def test_a_broken_baseline_file_is_named_and_left_alone(project):
     assert project.baseline.read_text(encoding="utf-8") == "{broken"
 
 
-def test_the_message_of_an_eager_error_keeps_the_models_own_traceback(project):
-    project.write(eager="cudagraph(Mlp().eval(), torch.randn(1, 17))")
+def test_what_a_model_raises_by_itself_reaches_the_test_as_it_is(project):
+    project.write(
+        eager="cudagraph(Mlp().eval(), torch.randn(1, 17))",
+        expected="with pytest.raises(RuntimeError, match='shapes'): cudagraph(Mlp().eval(), torch.randn(1, 17))",
+    )
     result = project.measure()
-    result.stdout.fnmatch_lines(["*RuntimeError: *", "*EagerFailed: *"])
-    assert "return self.second(self.first(x).relu())" in result.stdout.str()
-    assert "no capture was tried" in failure_of(result)
+    result.assert_outcomes(failed=1, passed=1)
+    result.stdout.fnmatch_lines(
+        [
+            "E*RuntimeError: *",
+            "E*cudagraph: at models.py:* in forward: return self.second(self.first(x).relu())",
+            "E*cudagraph: the model fails by itself, without any graph",
+        ]
+    )
+    assert "EagerFailed" not in result.stdout.str()
+    assert "src/pytest_cudagraph" not in result.stdout.str()
+
+
+def test_a_model_that_ends_the_process_shows_no_frame_of_ours(project):
+    project.write(leaves="def leave(x): raise SystemExit(3)\ncudagraph(leave, torch.randn(1, 16))")
+    result = project.measure()
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["E*SystemExit: 3"])
+    assert "src/pytest_cudagraph" not in result.stdout.str()
 
 
 def test_an_eager_error_of_our_own_making_says_what_to_change(project):
@@ -114,10 +235,10 @@ def test_an_eager_error_of_our_own_making_says_what_to_change(project):
     result.assert_outcomes(failed=2)
     result.stdout.fnmatch_lines(
         [
-            "E*EagerFailed: batch 2: eager raised RuntimeError: The size of tensor*",
-            "E*the example has batch 1; resized to 2: args[[]0[]], args[[]1[]]; a tensor without a batch dimension "
-            "needs None in batch_dim",
-            "E*EagerFailed: batch 1: eager raised RuntimeError: *",
-            "E*models run under torch.inference_mode() here: what a graph serves has no backward pass",
+            "E*RuntimeError: The size of tensor*",
+            "E*cudagraph: the example has batch 1; resized to 2: args[[]0[]], args[[]1[]]; a tensor "
+            "without a batch dimension needs None in batch_dim",
+            "E*RuntimeError: *",
+            "E*cudagraph: models run under torch.inference_mode() here: what a graph serves has no backward pass",
         ]
     )

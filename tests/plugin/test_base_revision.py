@@ -96,9 +96,9 @@ def test_a_planted_slowdown_of_ten_percent_in_the_working_tree_fails_and_both_si
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
         [
-            "E*SlowerThanBase: batch 1: replay is 10 % slower than in HEAD~1 (*), 99% interval *; allowed is 5.0 %",
+            "E*SlowerThanBase: batch 1: replay is 10 % slower than in HEAD~1 (*)*, 99% interval *; allowed is 5.0 %",
             "E*base -> head: replay 100.0 -> 110.0 µs, lower quartiles in 5 pairs of processes, in turn",
-            "replay at HEAD~1 (*) (base) and in the working tree (head), lower quartiles of processes",
+            "replay at HEAD~1 (*) (base) and in the working tree (head), lower quartiles of processes*",
             "test*batch*base*head*change*kernels*verdict",
             "test_user.py::test_model*1*100.0 µs*110.0 µs*+10 %*1*slower",
         ]

@@ -26,7 +26,7 @@ def test_recorded_then_compared_then_slower_then_accepted(project):
     project.measure("--cudagraph-update").stdout.fnmatch_lines(["*wrote 2 entries to .cudagraph/*.json*"])
     recorded = project.baseline.read_text(encoding="utf-8")
 
-    second = project.measure("--cudagraph-max-slowdown=1000")
+    second = project.measure("--cudagraph-max-slowdown=inf")
     second.assert_outcomes(passed=1)
     assert " new" not in second.stdout.str()
 
@@ -51,7 +51,7 @@ def test_new_kernels_fail_where_the_marker_gates_them(project):
         import pytest, torch
         from models import *
 
-        @pytest.mark.graph_speedup(max_new_kernels=0, max_slowdown=1000)
+        @pytest.mark.graph_speedup(max_new_kernels=0, max_slowdown=float("inf"))
         def test_good(cudagraph):
             {SLOW}
         """
@@ -129,10 +129,10 @@ def test_a_deleted_test_leaves_a_stale_entry_that_strict_refuses(project):
     project.write(good=GOOD, other=GOOD)
     project.measure("--cudagraph-update")
     project.write(good=GOOD)
-    lenient = project.measure("--cudagraph-max-slowdown=1000")
+    lenient = project.measure("--cudagraph-max-slowdown=inf")
     assert lenient.ret == pytest.ExitCode.OK
     lenient.stdout.fnmatch_lines(["*2 stale*"])
-    assert project.measure("--cudagraph-strict", "--cudagraph-max-slowdown=1000").ret == pytest.ExitCode.TESTS_FAILED
+    assert project.measure("--cudagraph-strict", "--cudagraph-max-slowdown=inf").ret == pytest.ExitCode.TESTS_FAILED
 
 
 def test_strict_refuses_a_missing_entry(project):

@@ -89,7 +89,8 @@ def test_a_baseline_through_the_life_of_a_model(story):
         slower.assert_outcomes(failed=1, passed=1)
         slower.stdout.fnmatch_lines(
             [
-                "E *SlowerThanBaseline: batch 1: replay is 20 % slower than the baseline (median 60.0 -> 72.0 µs; "
+                "E *SlowerThanBaseline: batch 1: replay is 20 % slower than the baseline "
+                "relative to the reference workload (median 60.0 -> 72.0 µs, reference workload 150.0 -> 150.0 µs; "
                 "90% interval +12 % to +29 %); this test allows 10 %",
                 "E * eager did not change (120.0 -> 120.0 µs), replay got slower than in the baseline "
                 "(60.0 -> 72.0 µs); replay alone: what is captured, not the model",
@@ -157,7 +158,8 @@ def test_what_changed_is_replaced_and_counted_and_what_holds_gets_a_session(stor
     write(story, replay_us=72)
     accepted = run(story, "--cudagraph-update")
     accepted.assert_outcomes(passed=2)
-    accepted.stdout.fnmatch_lines(["2 passed, 1 changed", "wrote 2 entries to *"])
+    said = "accepted: test_user.py::test_good, batch 1: replay 60.0 -> 72.0 µs (+20 %)"
+    accepted.stdout.fnmatch_lines(["2 passed, 1 changed", said, "wrote 2 entries to *"])
     records = json.loads(story.baseline.read_text(encoding="utf-8"))["benchmarks"]
     counts = {each["name"]: len(each["extra_info"]["cudagraph"].get("sessions", [])) for each in records}
     assert (counts["test_good[1-replay]"], counts["test_other[1-replay]"]) == (1, 2)
@@ -171,7 +173,20 @@ def test_a_missing_entry_is_counted_and_refused_by_strict(story):
     write(story, replay_us=60)
     result = run(story)
     result.stdout.fnmatch_lines(["2 passed, 2 missing"])
-    run(story, "--cudagraph-strict").assert_outcomes(failed=2)
+    strict = run(story, "--cudagraph-strict", "--cudagraph-json=run.json")
+    strict.assert_outcomes(failed=2)
+    strict.stdout.fnmatch_lines(
+        [
+            "E *NotProven: batch 1: not compared: no entry in .cudagraph/cpu-*.json yet; "
+            "--cudagraph-strict asks for one",
+            "E *to save one: pytest --cudagraph --cudagraph-update",
+            "test_user.py::test_good * missing",
+            "2 missing",
+            "not compared: no entry in .cudagraph/cpu-*.json yet; *",
+        ]
+    )
+    found = [batch for test in json.loads((story.path / "run.json").read_text())["tests"] for batch in test["batches"]]
+    assert [(batch["verdict"], batch["word"]) for batch in found] == [("not-judged", "missing")] * 2
 
 
 def test_a_file_of_the_first_schema_is_read_and_rewritten_on_the_next_update(story):

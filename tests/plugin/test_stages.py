@@ -54,6 +54,28 @@ def test_graphs_of_another_test(assert_replay_close, measure_speedup):
 """
 
 
+MISTAKES = """
+import torch
+from models import *
+
+def test_no_such_size(capture_graphs):
+    capture_graphs(Mlp().eval(), torch.randn(1, 16), batch_sizes=[1])[3]
+
+def test_another_shape(capture_graphs):
+    capture_graphs(Mlp().eval(), torch.randn(1, 16), batch_sizes=[1])[1](torch.randn(3, 16))
+"""
+
+
+def test_a_mistake_with_graphs_is_shown_at_the_line_of_the_test(project):
+    project.pytester.makepyfile(MISTAKES)
+    result = project.run("--cudagraph", "--cudagraph-device=cpu")
+    result.assert_outcomes(failed=2)
+    result.stdout.fnmatch_lines(
+        ["E*KeyError: 'no batch size 3; there are [[]1[]]'", "E*InputError: args[[]0[]]: the graph was captured for *"]
+    )
+    assert "src/pytest_cudagraph" not in result.stdout.str()
+
+
 @pytest.mark.parametrize("options", [[], ["--cudagraph", "--cudagraph-device=cpu"]], ids=["off", "on"])
 def test_odd_orders_and_wrong_arguments_have_answers(project, options):
     project.pytester.makepyfile(STAGES + (ENDED if options else ""))

@@ -44,7 +44,7 @@ def test_named(cudagraph):
 
 
 def told_stale(project, *options):
-    result = project.measure("--cudagraph-strict", "--cudagraph-max-slowdown=9", *options)
+    result = project.measure("--cudagraph-strict", "--cudagraph-max-slowdown=inf", *options)
     assert "Traceback" not in result.stdout.str() + result.stderr.str()
     stale = [line.partition("stale: ")[2] for line in result.outlines if line.startswith("stale: ")]
     assert result.ret == (pytest.ExitCode.TESTS_FAILED if stale else pytest.ExitCode.OK)
@@ -72,7 +72,7 @@ def test_files_that_a_conftest_leaves_out_are_not_stale(saved):
 
 def test_the_files_that_last_failed_leaves_out_are_not_stale(saved):
     saved.pytester.makepyfile(test_third="def test_broken(): assert False")
-    options = ("--cudagraph", "--cudagraph-device=cpu", "--cudagraph-max-slowdown=9")
+    options = ("--cudagraph", "--cudagraph-device=cpu", "--cudagraph-max-slowdown=inf")
     saved.pytester.runpytest_subprocess(*options)
     result = saved.pytester.runpytest_subprocess(*options, "--lf")
     result.assert_outcomes(failed=1)
@@ -81,7 +81,7 @@ def test_the_files_that_last_failed_leaves_out_are_not_stale(saved):
 
 def test_a_test_that_failed_before_its_call_leaves_no_stale_entry(saved):
     write(saved, "def test_other(cudagraph):", "def test_other(cudagraph):\n    assert False")
-    result = saved.measure("--cudagraph-max-slowdown=9")
+    result = saved.measure("--cudagraph-max-slowdown=inf")
     result.assert_outcomes(failed=1, passed=2)
     assert not [line for line in result.outlines if " stale" in line or line.startswith("stale:")]
 
@@ -141,7 +141,7 @@ def test_batch_sizes_that_the_command_line_leaves_out_are_not_stale(project, wor
 
 def test_batch_sizes_that_the_settings_file_leaves_out_are_stale(project):
     project.write(good=UNSIZED)
-    options = ("--cudagraph", "--cudagraph-device=cpu", "--cudagraph-time-budget=2", "--cudagraph-max-slowdown=1000")
+    options = ("--cudagraph", "--cudagraph-device=cpu", "--cudagraph-time-budget=2", "--cudagraph-max-slowdown=inf")
     (project.path / "pytest.ini").write_text("[pytest]\ncudagraph_batch_sizes = 1,2\n", encoding="utf-8")
     project.run(*options, "--cudagraph-update").assert_outcomes(passed=1)
     (project.path / "pytest.ini").write_text("[pytest]\ncudagraph_batch_sizes = 2\n", encoding="utf-8")

@@ -6,9 +6,10 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
-from tests.facts import CPU, H200, batch, judgement, latency, report, saved, timing
+from tests.facts import CPU, H200, batch, judgement, latency, report, saved, sessions, timing
 
 from pytest_cudagraph.baseline import JsonStore
 from pytest_cudagraph.cli import main
@@ -97,6 +98,12 @@ def test_prune_removes_by_name_in_all_files_and_says_so(said, folder):
     assert sorted(JsonStore(folder, H200).load()) == [(MLP, 1), (MLP, 8)]
 
 
+def test_prune_looks_where_list_looks(said, folder):
+    said("baseline", "prune", "--name", "*::test_gpt")
+
+    assert sorted(JsonStore(folder, H200).load()) == [(MLP, 1), (MLP, 8)]
+
+
 def test_prune_takes_brackets_as_they_are(said, folder):
     said("baseline", "prune", folder, "--name", "nothing", MLP)
 
@@ -130,9 +137,10 @@ MORE = saved(kernels=62, kernel_names={"aten.mul": 57, "aten.bmm": 5})
 
 
 def test_compare_reads_as_reviewed(said, two, golden):
-    old = [saved("same"), saved(GPT), saved(MLP), saved("gone"), saved("gpu", eager=latency(500.0))]
+    old = [saved("same"), saved("busy"), saved(GPT), saved(MLP), saved("gone"), saved("gpu", eager=latency(500.0))]
     new = [
         saved("same"),
+        replace(UNCERTAIN, name="busy", sessions=(replace(*sessions(68.0, reference_us=100.0), unrest_log=0.4),)),
         saved(GPT, replay=latency(72.0), eager=latency(119.0)),
         saved(MLP, kernels=62, kernel_names={"aten.mul": 57, "aten.bmm": 5}),
         saved("new"),
@@ -198,6 +206,18 @@ def test_bad_files_are_one_line_and_exit_4(said, workplace, command, text):
     assert re.fullmatch(r"pytest-cudagraph: run\.json: [^\n]+\n", err)
 
 
+@pytest.mark.parametrize("command", [["baseline", "show"], ["compare", "run.json"]])
+def test_a_document_where_a_baseline_is_wanted_is_called_what_it_is(said, workplace, command):
+    (workplace / "run.json").write_text(json_text(document([report(MLP)], H200, {})), encoding="utf-8")
+
+    assert said(*command, "run.json") == (
+        4,
+        "",
+        "pytest-cudagraph: run.json: a document of --cudagraph-json, which pytest-cudagraph report shows, and no "
+        "baseline; --cudagraph-update writes baselines, to .cudagraph\n",
+    )
+
+
 @pytest.mark.parametrize("command", [["report"], ["baseline", "show"], ["compare", "a.json"]])
 def test_missing_files_are_one_line_and_exit_4(said, command):
     code, out, err = said(*command, "./a.json")
@@ -215,9 +235,10 @@ def test_missing_files_are_one_line_and_exit_4(said, command):
         (["baseline", "prune", "."], "the following arguments are required: --name"),
         (["compare", "a"], "the following arguments are required: B"),
         (["compare", "a", "b", "--fail-on", "all"], "invalid choice: 'all'"),
-        (["compare", "a", "b", "--max-slowdown", "10%"], "10% is not a fraction from 0 to 10 (0.10 allows 10 %)"),
-        (["compare", "a", "b", "--max-slowdown", "-1"], "-1 is not a fraction from 0 to 10 (0.10 allows 10 %)"),
-        (["compare", "a", "b", "--max-slowdown", "nan"], "nan is not a fraction from 0 to 10 (0.10 allows 10 %)"),
+        (["compare", "a", "b", "--max-slowdown", "10%"], "10% is not a fraction from 0 to 1 (10 % is 0.1)"),
+        (["compare", "a", "b", "--max-slowdown", "-1"], "-1 is not a fraction from 0 to 1 (10 % is 0.1)"),
+        (["compare", "a", "b", "--max-slowdown", "10"], "10 is not a fraction from 0 to 1 (10 % is 0.1)"),
+        (["compare", "a", "b", "--max-slowdown", "nan"], "nan is not a fraction from 0 to 1 (10 % is 0.1)"),
     ],
 )
 def test_mistakes_of_use_exit_4_not_2(said, argv, words):

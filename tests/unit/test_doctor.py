@@ -13,7 +13,8 @@ import pytest
 from tests.facts import CPU, timing
 
 import pytest_cudagraph
-from pytest_cudagraph import stats
+from pytest_cudagraph import backends, stats
+from pytest_cudagraph import device as cuda_device
 from pytest_cudagraph.backends import open_backend
 from pytest_cudagraph.cli import doctor, main
 from pytest_cudagraph.measure import PerfCounterClock
@@ -114,7 +115,8 @@ def test_too_few_calls_for_a_floor_make_a_machine_unfit(said, machine):
 def test_a_budget_that_is_none_is_a_mistake_of_use(said, machine, budget):
     code, _, err = said(f"--time-budget={budget}")
     assert code == 4
-    assert "argument --time-budget: invalid" in err
+    told = f"argument --time-budget: takes seconds, a number above 0; found {budget!r}"
+    assert told in err.splitlines()[0]
 
 
 def test_nvml_is_found(said, machine):
@@ -123,6 +125,34 @@ def test_nvml_is_found(said, machine):
     machine.setattr(pynvml, "nvmlSystemGetDriverVersion", lambda: "580.159")
     machine.setattr(pynvml, "nvmlDeviceGetCount", lambda: 2)
     assert "nvml: driver 580.159, 2 GPUs\n" in said()[1]
+
+
+@pytest.mark.parametrize("question", ["nvmlSystemGetDriverVersion", "nvmlDeviceGetCount", "nvmlShutdown"])
+def test_nvml_that_starts_and_does_not_answer_ends_no_examination(said, machine, question):
+    def refuse():
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
+
+    answers = {"nvmlInit": None, "nvmlShutdown": None, "nvmlSystemGetDriverVersion": "580.159", "nvmlDeviceGetCount": 2}
+    for name, answer in answers.items():
+        machine.setattr(pynvml, name, refuse if name == question else lambda answer=answer: answer)
+    code, out, _ = said()
+    told = "driver 580.159, 2 GPUs" if question == "nvmlShutdown" else "not usable (GPU is lost)"
+    assert (code, f"nvml: {told}\n" in out) == (0, True)
+
+
+def test_the_device_that_was_chosen_is_measured_while_it_is_watched(monkeypatch):
+    opened, budgets = [], []
+
+    def floors(backend, clock, *, budget_s):
+        budgets.append(budget_s)
+        return [backend]
+
+    monkeypatch.setattr(cuda_device, "choose", lambda option, *, require_gpu: SimpleNamespace(kind=option))
+    monkeypatch.setattr(backends, "open_backend", lambda kind: opened.append(kind) or f"backend of {kind}")
+    monkeypatch.setattr(noise, "noise_floors", floors)
+    card, found = doctor._measured("cuda", 5.0)
+    assert (opened, found, budgets) == (["cuda"], ["backend of cuda"], [5.0])
+    assert len(card.host) == 2
 
 
 def test_without_torch_it_says_so(said, machine):

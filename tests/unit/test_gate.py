@@ -42,6 +42,7 @@ T4 = replace(H200, name="Tesla T4")
 TWIN = replace(H200, kind="cpu", name="AMD EPYC 9654", driver=None, cuda=None)
 
 NEW = NoBaseline(comparison="new", reason="no baseline holds test_mlp at batch 8 yet")
+ASKED_FOR = replace(NEW, asked_for=True)
 OFF = NoBaseline(comparison="off", reason="no baseline was wanted")
 OTHER = NoBaseline(comparison="not-comparable", reason="the baseline is of Tesla T4, this run is on NVIDIA H200")
 
@@ -59,9 +60,9 @@ def latency(median_us: float, q25_us: float | None = None) -> Latency:
 
 
 def test_nobody_is_asked_to_accept_less_than_was_asked_for():
-    undecided = judge_speedup(timed(1.30, 1.35, 1.40, "open"), 1.15, judged=True, batch_size=8)
+    undecided = judge_speedup(timed(1.30, 1.35, 1.40, "open"), 1.15, judged=True)
     assert undecided.verdict is Verdict.INCONCLUSIVE
-    assert undecided.remedy == "to decide: a larger --cudagraph-time-budget"
+    assert (undecided.remedy, undecided.accept) == ("to decide: a larger --cudagraph-time-budget", None)
 
 
 def timed(low: float, estimate: float, high: float, decision: str, *, target: float | None = 1.15, **changes) -> Timing:
@@ -89,7 +90,8 @@ def receipt(kernels: int | None = 46, **changes) -> Receipt:
 
 def text(judgement: Judgement) -> str:
     lines = [f"{judgement.gate} {judgement.verdict.value}: {judgement.reason}", *judgement.evidence]
-    return "\n  ".join([*lines, *([f"remedy: {judgement.remedy}"] if judgement.remedy else [])])
+    lines += [f"remedy: {judgement.remedy}"] if judgement.remedy else []
+    return "\n  ".join([*lines, *([f"would pass at: {judgement.accept:.2f}"] if judgement.accept is not None else [])])
 
 
 FAILED = timed(1.052, 1.071, 1.094, "fail")
@@ -99,30 +101,29 @@ AT_THRESHOLD = timed(1.14, 1.152, 1.17, "open")
 
 SPEEDUPS = {
     "passed": judge_speedup(PASSED, 1.15, judged=True),
-    "failed": judge_speedup(FAILED, 1.15, judged=True, batch_size=8),
-    "failed, batch size unknown": judge_speedup(FAILED, 1.15, judged=True),
-    "failed, eager moved": judge_speedup(FAILED, 1.15, judged=True, batch_size=8, baseline=saved(), device=H200),
+    "failed": judge_speedup(FAILED, 1.15, judged=True),
+    "failed, eager moved": judge_speedup(FAILED, 1.15, judged=True, baseline=saved(), device=H200),
     "failed, baseline of another device": judge_speedup(
-        FAILED, 1.15, judged=True, batch_size=8, baseline=saved(device=T4), device=H200
+        FAILED, 1.15, judged=True, baseline=saved(device=T4), device=H200
     ),
     "failed, compute-bound": judge_speedup(
-        timed(1.01, 1.02, 1.03, "fail", busy_ns=116.5 * US), 1.15, judged=True, batch_size=96, receipt=receipt()
+        timed(1.01, 1.02, 1.03, "fail", busy_ns=116.5 * US), 1.15, judged=True, receipt=receipt()
     ),
     "not judged, half of what there is": judge_speedup(
         timed(1.05, 1.07, 1.09, "fail", busy_ns=105.0 * US), 1.10, judged=False, why_not="shown", receipt=receipt(1)
     ),
-    "failed, slower than eager by far": judge_speedup(timed(0.03, 0.04, 0.05, "fail"), 1.15, judged=True, batch_size=8),
-    "inconclusive": judge_speedup(OPEN, 1.15, judged=True, batch_size=8),
-    "inconclusive, at the threshold": judge_speedup(AT_THRESHOLD, 1.15, judged=True, batch_size=8),
+    "failed, slower than eager by far": judge_speedup(timed(0.03, 0.04, 0.05, "fail"), 1.15, judged=True),
+    "inconclusive": judge_speedup(OPEN, 1.15, judged=True),
+    "inconclusive, at the threshold": judge_speedup(AT_THRESHOLD, 1.15, judged=True),
     "inconclusive, one block": judge_speedup(
         timed(
             0.0, 1.3, math.inf, "open", blocks=1, noise_ratio=0.0, detectable_ratio=math.inf, measure_ns=9_000_000_000,
             notes=("the time budget of 10.0 s left no room for timed samples: these are the calls of the warm-up",),
         ),
-        1.15, judged=True, batch_size=8,
+        1.15, judged=True,
     ),
     "inconclusive, disturbed": judge_speedup(
-        FAILED, 1.15, judged=True, batch_size=8, disturbance="the GPU was throttled (power cap) while it was measured"
+        FAILED, 1.15, judged=True, disturbance="the GPU was throttled (power cap) while it was measured"
     ),
     "not judged": judge_speedup(
         timed(1.05, 1.07, 1.09, "open", target=None, compiled=latency(118.0)),
@@ -164,13 +165,13 @@ def test_at_the_threshold_means_within_two_percent_on_both_sides(low, high, at):
     ],
 )
 def test_the_suggested_minimum_is_the_low_end_rounded_down(low, suggestion):
-    found = judge_speedup(timed(low, low + 0.01, low + 0.02, "fail", target=3.0), 3.0, judged=True, batch_size=8)
-    assert found.remedy == f"to accept: @pytest.mark.graph_speedup(min={{8: {suggestion}}})"
+    found = judge_speedup(timed(low, low + 0.01, low + 0.02, "fail", target=3.0), 3.0, judged=True)
+    assert found.accept == float(suggestion)
 
 
 def test_nothing_is_suggested_below_any_speedup():
-    found = judge_speedup(timed(0.0499, 0.06, 0.07, "fail"), 1.15, judged=True, batch_size=8)
-    assert found.remedy == ""
+    found = judge_speedup(timed(0.0499, 0.06, 0.07, "fail"), 1.15, judged=True)
+    assert (found.remedy, found.accept) == ("", None)
 
 
 def test_a_timing_for_another_target_is_not_judged_by_this_one():
@@ -214,6 +215,20 @@ BASELINES = {
     "slower, disturbed": against(140.5, disturbance="another process used the GPU"),
     "slower, not judged": against(140.5, judged=False, why_not="this was a rehearsal on the CPU twin"),
     "slower, other kernels": against(140.5, receipt=receipt(62, kernel_names={"aten.mul": 32, "aten.add": 30})),
+    "slower machine, other kernels": judge_baseline(
+        replace(PASSED, eager=latency(190.0), replay=latency(140.5), reference=latency(180.0)),
+        replace(saved(), sessions=FIVE),
+        0.02, H200, judged=True, receipt=receipt(62, kernel_names={"aten.mul": 32, "aten.add": 30}),
+    ),
+    "slower by more than the machine": judge_baseline(
+        replace(PASSED, eager=latency(290.0), replay=latency(200.0), reference=latency(180.0)),
+        replace(saved(), sessions=FIVE), 0.10, H200, judged=True,
+    ),
+    "other kernels, beside other work": judge_baseline(
+        replace(PASSED, replay=latency(140.5), reference=replace(latency(151.0), q25_ns=110e3, q75_ns=180e3)),
+        replace(saved(), sessions=FIVE), 0.10, H200, judged=True,
+        receipt=receipt(62, kernel_names={"aten.mul": 32, "aten.add": 30}),
+    ),
     "slower with eager": judge_baseline(
         replace(PASSED, eager=latency(190.0), replay=latency(140.5)), saved(), 0.10, H200, judged=True
     ),
@@ -227,6 +242,15 @@ BASELINES = {
         replace(saved(), sessions=FIVE),
         0.02, H200, judged=True,
     ),
+    "slower, though the time fell": judge_baseline(
+        replace(PASSED, eager=latency(150.0), replay=latency(108.0), reference=latency(125.0)),
+        replace(saved(), sessions=FIVE),
+        0.10, H200, judged=True,
+    ),
+    "same, with a reference": judge_baseline(
+        replace(PASSED, replay=latency(112.0), reference=latency(150.0)),
+        replace(saved(), sessions=FIVE), 0.10, H200, judged=True,
+    ),
     "slower beside other work": judge_baseline(
         replace(PASSED, replay=latency(140.5), reference=replace(latency(151.0), q25_ns=130e3, q75_ns=180e3)),
         replace(saved(), sessions=FIVE), 0.10, H200, judged=True,
@@ -239,6 +263,7 @@ BASELINES = {
     "another device": against(112.1, before=saved(device=T4)),
     "another kind": against(112.1, before=saved(device=TWIN)),
     "new": against(112.1, before=NEW),
+    "missing under strict": against(112.1, before=ASKED_FOR),
     "off": against(112.1, before=OFF),
     "not comparable": against(112.1, before=OTHER),
     "eager slower, replay faster": judge_baseline(
@@ -265,6 +290,7 @@ def test_every_word_of_the_baseline_gate(golden):
         ("another device", Verdict.NOT_JUDGED, "not-comparable"),
         ("another kind", Verdict.NOT_JUDGED, "not-comparable"),
         ("new", Verdict.PASSED, "new"),
+        ("missing under strict", Verdict.NOT_JUDGED, "new"),
         ("off", Verdict.PASSED, "off"),
         ("not comparable", Verdict.NOT_JUDGED, "not-comparable"),
     ],
@@ -334,6 +360,37 @@ def test_the_quantile_that_decides_is_named():
     assert "(lower quartile 100.0 -> 130.0 µs; " in found.reason
 
 
+REPLACED = {
+    "as fast, other software": (saved(), saved(device=replace(H200, torch="2.14.0")), ""),
+    "slower": (saved(), saved(replay_us=243.9), "replay 112.4 -> 243.9 µs (+117 %)"),
+    "faster": (saved(), saved(replay_us=56.7), "replay 112.4 -> 56.7 µs (-50 %)"),
+    "slower, more kernels": (
+        saved(kernels=32),
+        saved(replay_us=243.9, kernels=62),
+        "replay 112.4 -> 243.9 µs (+117 %), 32 -> 62 kernels",
+    ),
+    "as fast, one kernel": (saved(), saved(kernels=1), "replay 112.4 -> 112.4 µs (+0.0 %), 46 -> 1 kernel"),
+    "as fast, other kernels": (
+        saved(),
+        saved(names={"aten.mul": 17, "aten.add": 29}),
+        "replay 112.4 -> 112.4 µs (+0.0 %), other kernels: -1 aten.add, +1 aten.mul",
+    ),
+    "as fast, uncounted": (saved(), saved(kernels=None), ""),
+    "slower, though the time fell": (
+        replace(saved(), sessions=FIVE),
+        replace(saved(), sessions=facts.sessions(108.0, reference_us=120.0, device=H200)),
+        "replay 112.3 -> 108.0 µs (-3.8 %; +20 % relative to the reference workload)",
+    ),
+    "other hardware": (saved(device=T4), saved(), "other hardware: Tesla T4 (cuda) -> NVIDIA H200 (cuda)"),
+}
+
+
+@pytest.mark.parametrize("case", REPLACED)
+def test_an_update_says_what_it_accepts_in_place_of_what(case):
+    before, after, said = REPLACED[case]
+    assert gate.replaced_text(before, after) == said
+
+
 # --- structure -------------------------------------------------------------------------------------------------------
 
 MORE = receipt(62, kernel_names={"aten.mul": 32, "aten.add": 30})
@@ -390,6 +447,10 @@ def test_what_each_structure_means(case, verdict):
     assert STRUCTURES[case].gate == "structure"
 
 
+def test_what_would_have_to_be_allowed_is_how_many_there_are_more():
+    assert (STRUCTURES["more, too many"].accept, STRUCTURES["more, allowed"].accept) == (16, None)
+
+
 @pytest.mark.parametrize(("allowed", "verdict"), [(15, Verdict.FAILED), (16, Verdict.PASSED), (17, Verdict.PASSED)])
 def test_new_kernels_are_counted_exactly(allowed, verdict):
     assert judge_structure(MORE, saved(), allowed).verdict is verdict
@@ -421,6 +482,11 @@ PROOFS = {
     ),
     "disagreement with a known cause": judge_agreement(
         Disagreement(batch_size=8, where="buffer 'steps'", message="5 instead of 6", finding_id="mutates-state")
+    ),
+    "disagreement with a line and a remedy": judge_agreement(
+        Disagreement(batch_size=8, where="output", message="stale input", finding_id="rebinds-state"),
+        places=("assigned at models/mlp.py:42 in forward: self.cached = y",),
+        fix="fix: write in place with copy_ instead of assigning a new tensor",
     ),
     "captured": judge_capture(receipt()),
     "captured, one compiled region": judge_capture(receipt(1, opaque_regions=1, memory_bytes=None)),

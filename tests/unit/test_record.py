@@ -45,6 +45,11 @@ def test_speed_that_was_not_judged_is_refused():
     assert plan(story).refused == ((NAME, 8, "not judged: a rehearsal"),)
 
 
+def test_a_verdict_is_not_said_twice():
+    unjudged = report(NAME, batch(8, judgement(Verdict.NOT_JUDGED, reason="speed is not judged: two workers")))
+    assert plan(unjudged).refused == ((NAME, 8, "speed is not judged: two workers"),)
+
+
 @pytest.mark.parametrize("which", ["baseline", "structure"])
 def test_a_comparison_with_nothing_does_not_stand_in_the_way(which):
     story = report(NAME, batch(8, judgement(), judgement(Verdict.NOT_JUDGED, gate=which)))
@@ -193,6 +198,12 @@ def test_what_is_written_is_no_longer_missing():
     found = plan(story, kept=kept)
 
     assert counted([story], kept, plan=found) == {"passed": 4, "new": 2, "changed": 1}
+
+
+def test_what_strict_misses_is_counted_once_and_not_as_passed():
+    lacks = judgement(Verdict.NOT_JUDGED, gate="baseline", reason="no entry")
+    found = report(NAME, batch(1, judgement(), lacks, comparison="new"), batch(8))
+    assert counted([found]) == {"passed": 1, "missing": 1}
 
 
 def test_a_model_that_never_came_to_a_batch_size_counts_once():

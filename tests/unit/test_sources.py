@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import sys
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pytest_cudagraph import sources
+from pytest_cudagraph.sources.assignments import assigned_at
 from pytest_cudagraph.sources.literals import gpu_branches, names_host
 from pytest_cudagraph.values import Site
 
@@ -263,3 +265,34 @@ def test_branches_on_the_type_of_a_device_are_found_in_the_function_of_a_line(tm
     assert gpu_branches(Site(file=str(path), line=5)) == (2, 4)
     assert gpu_branches(Site(file=str(path), line=9)) == ()
     assert gpu_branches(Site(file=str(tmp_path / "gone.py"), line=1)) == ()
+
+
+class Assigns(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.made, self.kept, self.table = 1, None, {}
+
+    def forward(self, x):
+        self.kept, other = x, 1
+        self.table["x"] = other
+        self.steps: int = other
+        self.total += 1
+        return x
+
+
+class Inherits(Assigns):
+    pass
+
+
+@pytest.mark.parametrize(("attribute", "line"), [("kept", 7), ("table", 8), ("steps", 9), ("total", 10)])
+def test_the_line_that_assigns_an_attribute_is_found(attribute, line):
+    first = inspect.getsourcelines(Assigns)[1]
+    site = assigned_at(Inherits, attribute)
+    assert (site.file, site.line, site.function) == (__file__, first + line - 1, "forward")
+
+
+@pytest.mark.parametrize(
+    ("kind", "attribute"), [(Assigns, "made"), (Assigns, "x"), (torch.nn.Linear, "weight"), (int, "real")]
+)
+def test_what_only_construction_or_a_library_assigns_has_no_line(kind, attribute):
+    assert assigned_at(kind, attribute) is None

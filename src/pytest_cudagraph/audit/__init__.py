@@ -15,6 +15,7 @@ import torch
 from pytest_cudagraph import state
 from pytest_cudagraph.audit.findings import findings_of, is_explained
 from pytest_cudagraph.audit.rehearsal import Rehearsal, rehearse
+from pytest_cudagraph.audit.training import training_note
 from pytest_cudagraph.inputs import Example
 from pytest_cudagraph.protocols import Backend, Model
 from pytest_cudagraph.sources.literals import gpu_branches
@@ -29,6 +30,8 @@ class Audit:
 
     findings: tuple[Finding, ...] = ()
     not_judged: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    """What is legal, and seldom meant."""
 
     @property
     def errors(self) -> tuple[Finding, ...]:
@@ -45,9 +48,17 @@ def audit(model: Model, example: Example, backend: Backend, another: Example | N
     """
     sealed = sorted(set(_sealed_parts(model)))
     if sealed:
-        return Audit(not_judged=tuple(f"{part}; audit the eager module it was made from" for part in sealed))
+        not_judged = tuple(f"{part}; audit the eager module it was made from" for part in sealed)
+        return Audit(not_judged=not_judged, notes=_notes(model, ()))
     seen = rehearse(model, example, backend, another, is_explained)
-    return Audit(findings=findings_of(seen), not_judged=(*seen.not_judged, *_unseen(seen)))
+    findings = findings_of(seen)
+    not_judged = (*seen.not_judged, *_unseen(seen))
+    return Audit(findings=findings, not_judged=not_judged, notes=_notes(model, findings))
+
+
+def _notes(model: Model, findings: tuple[Finding, ...]) -> tuple[str, ...]:
+    note = training_note(model, findings)
+    return (note,) if note else ()
 
 
 def _sealed_parts(model: Model) -> Iterator[str]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pytest_cudagraph.audit.trace import Operation, Trace
+from pytest_cudagraph.units import plural
 from pytest_cudagraph.values import Site
 
 
@@ -39,7 +40,7 @@ def _walk(first: Trace, second: Trace) -> Iterator[Difference]:
     if len(ones) != len(others):
         longer = ones if len(ones) > len(others) else others
         surplus = longer[min(len(ones), len(others))]
-        counts = f"{len(ones)} operations, then {len(others)}"
+        counts = f"{plural(len(ones), 'operation')}, then {len(others)}"
         yield _at_line("control-flow", surplus, f"{counts}: {surplus.name} runs in one call only")
 
 
@@ -66,7 +67,7 @@ def _at_line(hazard: str, operation: Operation, evidence: str) -> Difference:
 
 def _changed_scalar(one: Operation, other: Operation) -> str | None:
     if len(one.scalars) != len(other.scalars):
-        return f"{len(one.scalars)} plain arguments, then {len(other.scalars)}"
+        return f"{plural(len(one.scalars), 'plain argument')}, then {len(other.scalars)}"
     for before, after in zip(one.scalars, other.scalars, strict=True):
         if before != after:
             return f"{before}, then {after}"

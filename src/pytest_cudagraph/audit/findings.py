@@ -163,7 +163,7 @@ def _notes(seen: Rehearsal, signs: list[Sign]) -> Iterator[Sign]:
 def _draws(seen: Rehearsal) -> Iterator[Sign]:
     for operation in seen.first.operations:
         if operation.draws:
-            evidence = f"{operation.name} draws from the default generator, as replays do"
+            evidence = f"{operation.name} {_DRAWN}"
             yield _note("rng", evidence, operation)
 
 
@@ -225,8 +225,14 @@ def _folded(signs: list[Sign]) -> tuple[Finding, ...]:
     return tuple(_finding(group) for group in groups.values())
 
 
+_DRAWN = "draws from the default generator, as replays do"
+_DRAWS_FIX = "none needed; if no random numbers are meant: eval()"
+
+
 def _finding(group: list[Sign]) -> Finding:
     first = group[0]
+    # The same hazard, and no hazard: a replay draws from that generator what eager draws.
+    is_legal = first.evidence.endswith(_DRAWN)
     hazard = CATALOGUE[first.id]
     count = sum(sign.evidence == first.evidence for sign in group)
     times = f" ({count} times)" if count > 1 else ""
@@ -234,8 +240,8 @@ def _finding(group: list[Sign]) -> Finding:
     return Finding(
         id=first.id,
         level=first.level,
-        message=hazard.what,
-        fix=hazard.fix,
+        message=f"random numbers: the call {_DRAWN}" if is_legal else hazard.what,
+        fix=_DRAWS_FIX if is_legal else hazard.fix,
         evidence=f"{f'`{code}`: ' if code else ''}{first.evidence}{times}",
         site=first.site,
         called_from=first.called_from,

@@ -64,6 +64,7 @@ class StaticInputs:
         Raises :class:`~pytest_cudagraph.errors.InputError` for another structure, shape, dtype or device, and for a
         plain argument that differs from the one baked into the graph; then no buffer has been touched.
         """
+        __tracebackhide__ = True
         leaves, structure = flatten((args, kwargs))
         if structure != self._structure:
             raise InputError(_structure_text(self._structure, structure))

@@ -36,6 +36,17 @@ def _without_group(test: str) -> str:
     return function + bracket + parameters + closing + tail.partition("@")[0]
 
 
+def parametrized(name: str, parameters: str) -> str:
+    """``test_a[8-replay]``, ``test_a[fp16-8-replay]``: as pytest names parametrised tests, for grouping by function."""
+    return f"{name[:-1]}-{parameters}]" if name.endswith("]") else f"{name}[{parameters}]"
+
+
+def last_part(fullname: str) -> str:
+    """``test_a[8-replay]`` of ``tests/test_a.py::test_a[8-replay]``."""
+    path, bracket, parameters = fullname.partition("[")
+    return path.rpartition("::")[2] + bracket + parameters
+
+
 def slug(device: DeviceInfo) -> str:
     """The file name of a device model, without its suffix: ``nvidia-h200``, ``cpu-amd-epyc-9b45``."""
     plain = _LEGAL_MARKS.sub(" ", device.name).lower()

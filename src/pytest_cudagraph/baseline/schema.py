@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from pytest_cudagraph.baseline.names import Key
+from pytest_cudagraph.baseline.names import Key, last_part, parametrized
 from pytest_cudagraph.baseline.sessions import history
 from pytest_cudagraph.errors import BaselineError
 from pytest_cudagraph.units import to_ns, to_seconds
@@ -82,7 +82,7 @@ def parse(text: str, origin: str) -> Content:
     document = _json(text, origin)
     records = _mapping(document).get("benchmarks")
     if not isinstance(records, list) or not records:
-        raise BaselineError(f"{origin}: not a baseline of pytest-cudagraph (it holds no records); it was left as it is")
+        raise BaselineError(f"{origin}: {_not_a_baseline(_mapping(document))}")
     arms: dict[Key, dict[str, Mapping[str, Any]]] = {}
     for number, record in enumerate(records, start=1):
         _check_schema(record, f"{origin}: record {number}")
@@ -98,19 +98,31 @@ def _json(text: str, origin: str) -> Any:
     try:
         return json.loads(text)
     except ValueError as exc:
-        merging = "; it holds unresolved merge conflicts" if "<<<<<<<" in text else ""
-        raise BaselineError(f"{origin}: not valid JSON ({exc}){merging}; it was left as it is") from exc
+        mended = "restore it, or remove it and save anew with --cudagraph-update"
+        if "<<<<<<<" in text:
+            mended = "it holds unresolved merge conflicts: keep one side of each"
+        raise BaselineError(f"{origin}: not valid JSON ({exc}); {mended}") from exc
+
+
+def _not_a_baseline(document: Mapping[str, Any]) -> str:
+    if document.keys() >= {"schema", "tests"}:
+        return (
+            "a document of --cudagraph-json, which pytest-cudagraph report shows, and no baseline; "
+            "--cudagraph-update writes baselines, to .cudagraph"
+        )
+    return (
+        "not a baseline of pytest-cudagraph (it holds no records); --cudagraph-update writes baselines, to .cudagraph"
+    )
 
 
 def _check_schema(record: Any, origin: str) -> None:
     ours = _ours(record)
     schema = ours.get("schema")
     if not isinstance(schema, int) or schema < 1:
-        raise BaselineError(f"{origin} was not written by pytest-cudagraph; the file was left as it is")
+        raise BaselineError(f"{origin} was not written by pytest-cudagraph: keep it elsewhere")
     if schema > SCHEMA:
         raise BaselineError(
-            f"{origin} has schema {schema}, this pytest-cudagraph reads up to {SCHEMA}: upgrade pytest-cudagraph; "
-            "the file was left as it is"
+            f"{origin} has schema {schema}, this pytest-cudagraph reads up to {SCHEMA}: upgrade pytest-cudagraph"
         )
 
 
@@ -150,12 +162,12 @@ def _record(entry: SavedBatch, arm: str, latency: Latency) -> dict[str, Any]:
             "sessions": [_one_line(_session_record(session)) for session in history(entry)],
             "speedup": {key: _significant(_positive(value, key)) for key, value in asdict(entry.speedup).items()},
         }
-    fullname = _parametrized(entry.name, f"{entry.batch_size}-{arm}")
+    fullname = parametrized(entry.name, f"{entry.batch_size}-{arm}")
     return {
         "extra_info": {"cudagraph": ours},
         "fullname": fullname,
         "group": f"{entry.name} batch {entry.batch_size}",
-        "name": _last_part(fullname),
+        "name": last_part(fullname),
         "options": {},
         "param": f"{entry.batch_size}-{arm}",
         "params": {"arm": arm, "batch_size": entry.batch_size},
@@ -177,16 +189,6 @@ def _session_record(session: Session) -> dict[str, Any]:
             "software": session.software,
         }
     )
-
-
-def _parametrized(name: str, parameters: str) -> str:
-    """``test_a[8-replay]``, ``test_a[fp16-8-replay]``: as pytest names parametrised tests, for grouping by function."""
-    return f"{name[:-1]}-{parameters}]" if name.endswith("]") else f"{name}[{parameters}]"
-
-
-def _last_part(fullname: str) -> str:
-    path, bracket, parameters = fullname.partition("[")
-    return path.rpartition("::")[2] + bracket + parameters
 
 
 def _stats(latency: Latency) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from pytest_cudagraph.values import Comparison, DeviceInfo, SavedBatch, Session, Timing
+from pytest_cudagraph.values import Comparison, DeviceInfo, Latency, SavedBatch, Session, Timing
 
 KEPT = 10
 """Sessions per entry. The bound hardly narrows beyond: at 10 it is 7 % wider than with any number of them."""
@@ -44,9 +44,16 @@ Beside heavy neighbours, where all moved by 14 to 28 % (one standard deviation),
 """
 
 _REST_LOG = 0.1
-"""How far apart, as a log-ratio, the reference's quartiles lie within a run before the machine is called restless.
+"""How far apart, as a log-ratio, the quartiles lie within a run before the machine is called restless.
 
-3 % on a quiet one; 30 % and more where other processes want the same cores. The margin grows by what is beyond.
+3 % on a quiet one; 30 % and more where other processes want the same cores. What is beyond is a session's unrest.
+"""
+
+_UNREST_SHARE = 0.4
+"""Of the unrest of both sides, as errors that are independent, what the margin grows by.
+
+Quartiles tell how far single calls lay apart; a median of many, divided by another of the same moments, lies nearer.
+Measured where other processes wanted the same two cores: docs/baselines.md.
 """
 
 _ALIKE_LOG = 0.005
@@ -65,7 +72,10 @@ class Change:
     """Geometric mean of the sessions."""
     after_ns: float
     log_ratio: float
-    """After over before; divided by the reference workload's own ratio where ``reference_ns`` is given."""
+    """After over before; divided by the reference workload's own ratio where ``reference_ns`` is given.
+
+    On a restless machine whichever is nearer to no change, divided or not: a slowdown shows in both.
+    """
     margin_log: float
     """Half of the 90 % prediction interval: each bound holds for 95 % of unchanged sessions."""
     spread: float
@@ -73,6 +83,8 @@ class Change:
     sessions: int
     unrest_log: float = 0.0
     """The part of the margin that is for other work on the machine, now and when the sessions were saved."""
+    apart_log: float = 0.0
+    """How much further up ``log_ratio`` lies in the reading that was not taken: it is not ruled out."""
     reference_ns: tuple[float, float] | None = None
     """The reference workload, before (geometric mean) and after; None where latencies were compared as they are."""
 
@@ -80,6 +92,11 @@ class Change:
     def is_prior(self) -> bool:
         """Whether the spread is assumed, for want of sessions."""
         return self.sessions < ENOUGH
+
+    @property
+    def high_log(self) -> float:
+        """The upper end of the interval; the lower one is ``log_ratio - margin_log``."""
+        return self.log_ratio + self.apart_log + self.margin_log
 
     def comparison(self, max_slowdown: float) -> Comparison:
         """``slower`` or ``same`` when all of the interval is beyond ``max_slowdown`` or within it, else ``uncertain``.
@@ -91,8 +108,8 @@ class Change:
         allowed_log = math.log1p(max_slowdown)
         if self.log_ratio - self.margin_log > allowed_log:
             return "slower"
-        is_small = self.is_prior and self.log_ratio <= allowed_log / 2
-        if self.log_ratio + self.margin_log > allowed_log and not is_small:
+        is_small = self.is_prior and self.log_ratio + self.apart_log <= allowed_log / 2
+        if self.high_log > allowed_log and not is_small:
             return "uncertain"
         return "faster" if -self.log_ratio > max(allowed_log, self.margin_log) else "same"
 
@@ -108,22 +125,37 @@ def session_of(timing: Timing, device: DeviceInfo, *, date: str = "", commit: st
         median_ns=timing.replay.median_ns,
         reference_q25_ns=reference.q25_ns if reference else None,
         reference_median_ns=reference.median_ns if reference else None,
-        unrest_log=max(math.log(reference.q75_ns / reference.q25_ns) - _REST_LOG, 0.0) if reference else 0.0,
+        unrest_log=max(map(_beyond_rest_log, (reference, timing.replay))) if reference else 0.0,
     )
+
+
+def _beyond_rest_log(latency: Latency) -> float:
+    # Of the replay too: where a machine is shared for a fifth of a run, one of the two may show nothing between its
+    # quartiles, and yet the quartiles are of different machines.
+    return max(math.log(latency.q75_ns / latency.q25_ns) - _REST_LOG, 0.0)
 
 
 def change(saved: SavedBatch, now: Session) -> Change:
     """Hold a session against those of ``saved``, each divided by its reference workload where that tells.
 
     Under other software the reference has changed as well, and would hide what the change costs: then, and where none
-    was read, latencies are compared as they are; else with those sessions that can be divided. Prediction interval for
-    one more observation of a normal population: Hahn and Meeker, Statistical Intervals (1991), section 4.8: mean +- t s
-    sqrt(1 + 1/k).
+    was read, latencies are compared as they are; else with those sessions that can be divided. Where other work on
+    the machine disturbed the reference, a slowdown must show without it too, and an equal speed with it. Prediction
+    interval for one more observation of a normal population: Hahn and Meeker, Statistical Intervals (1991), section
+    4.8: mean +- t s sqrt(1 + 1/k).
     """
     sessions = history(saved)[-KEPT:]
-    median, quartile = (_change(each, sessions, now) for each in _STATISTICS)
-    # A neighbour's bursts move the one, a lucky stretch the other: what is real moves both.
-    return quartile if abs(quartile.log_ratio) < abs(median.log_ratio) - _ALIKE_LOG else median
+    found = _steadier(*(_change(each, sessions, now) for each in _STATISTICS))
+    if not found.unrest_log or found.reference_ns is None:
+        return found
+    as_it_is = _steadier(*(_change(each, sessions, _undivided(now)) for each in _STATISTICS))
+    least = _steadier(found, replace(as_it_is, margin_log=found.margin_log, unrest_log=found.unrest_log))
+    return replace(least, apart_log=max(found.log_ratio - least.log_ratio, 0.0))
+
+
+def _steadier(one: Change, other: Change) -> Change:
+    """The one that moved less: a neighbour's bursts move one, a lucky stretch the other; what is real moves both."""
+    return other if abs(other.log_ratio) < abs(one.log_ratio) - _ALIKE_LOG else one
 
 
 _STATISTICS = (
@@ -147,7 +179,7 @@ def _change(statistic: tuple[str, str, str], sessions: Sequence[Session], now: S
     spread, quantile = PRIOR_SPREAD, _NORMAL_QUANTILE
     if count >= ENOUGH:
         spread, quantile = max(LEAST_SPREAD, statistics.stdev(before_logs)), _T_QUANTILES[count - 1]
-    unrest_log = now.unrest_log + statistics.fmean(each.unrest_log for each in sessions)
+    unrest_log = _UNREST_SHARE * math.hypot(now.unrest_log, *(each.unrest_log / count for each in sessions))
     margin_log = quantile * spread * math.sqrt(1 + 1 / count) + unrest_log
     pair = (_geometric_mean(references_ns[:-1]), references_ns[-1]) if is_divided else None
     if pair is not None:
@@ -163,6 +195,10 @@ def _change(statistic: tuple[str, str, str], sessions: Sequence[Session], now: S
         unrest_log=unrest_log,
         reference_ns=pair,
     )
+
+
+def _undivided(session: Session) -> Session:
+    return replace(session, reference_q25_ns=None, reference_median_ns=None)
 
 
 def _geometric_mean(values: Sequence[float]) -> float:
@@ -197,7 +233,7 @@ def is_continued(saved: SavedBatch, new: SavedBatch) -> bool:
     if (saved.compiled is None) != (new.compiled is None):
         return False
     found = change(saved, history(new)[-1])
-    return abs(found.log_ratio) <= found.margin_log - found.unrest_log
+    return abs(found.log_ratio) + found.apart_log <= found.margin_log - found.unrest_log
 
 
 def continued(saved: SavedBatch, new: SavedBatch) -> SavedBatch:

@@ -121,6 +121,8 @@ def _change(path: Path, edit: Callable[[Content], Content]) -> None:
         with FileLock(target.with_name(f".{target.name}.lock"), timeout=_LOCK_WAIT_S):
             old = read(target)
             _rewrite(target, old, edit(old))
+    except BaselineError as exc:
+        raise BaselineError(f"{exc}; the file was left as it is") from exc
     except Timeout as exc:
         raise BaselineError(f"{path}: another process has held its lock for {_LOCK_WAIT_S:.0f} s") from exc
     except (OSError, ValueError) as exc:

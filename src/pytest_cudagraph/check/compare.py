@@ -46,6 +46,8 @@ class Difference:
     message: str
     evidence: tuple[str, ...] = ()
     finding_id: str | None = None
+    assigned: tuple[str, ...] = ()
+    """State and Python values that eager assigns, by name."""
 
 
 def same_bits(first: torch.Tensor, second: torch.Tensor) -> bool:

@@ -232,7 +232,10 @@ class Course:
             finding_id = finding_id or "rebinds-state"
         if eager.random and self.entrant.graph.receipt.opaque_regions:
             evidence = (*evidence, _OTHER_RANDOM_NUMBERS)
-        return replace(difference, evidence=evidence, finding_id=finding_id)
+        # A noun is a kind and the repr of a name.
+        names = sorted(noun.partition(" ")[2][1:-1] for noun in eager.rebound)
+        assigned = (*names, *(value.partition(": ")[0] for value in eager.python))
+        return replace(difference, evidence=evidence, finding_id=finding_id, assigned=assigned)
 
     def _suspects(self, example: Example, seed: int) -> Iterator[Suspect]:
         """Other questions that the replay may have answered, the likelier ones first."""
@@ -277,6 +280,7 @@ class Course:
             message=difference.message,
             evidence=difference.evidence,
             finding_id=difference.finding_id,
+            assigned=difference.assigned,
         )
 
 

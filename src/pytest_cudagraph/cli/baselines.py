@@ -24,13 +24,13 @@ def add_commands(parser: argparse.ArgumentParser) -> None:
     """Hang ``list``, ``show`` and ``prune`` below ``baseline``."""
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     command = commands.add_parser("list", help="the baseline files of a folder")
-    command.add_argument("folder", type=Path, nargs="?", default=_FOLDER, metavar="DIR")
+    command.add_argument("folder", type=Path, nargs="?", default=_FOLDER, metavar="DIR", help=f"default: {_FOLDER}")
     command.set_defaults(run=_list)
     command = commands.add_parser("show", help="the entries of a baseline file")
     command.add_argument("file", metavar="FILE|NAME", help=f"a path, or the name of a device in {_FOLDER}")
     command.set_defaults(run=_show)
     command = commands.add_parser("prune", help="remove entries by the names of their tests")
-    command.add_argument("folder", type=Path, metavar="DIR")
+    command.add_argument("folder", type=Path, nargs="?", default=_FOLDER, metavar="DIR", help=f"default: {_FOLDER}")
     command.add_argument("--name", nargs="+", required=True, metavar="GLOB", help="* and ? stand for anything")
     command.set_defaults(run=_prune)
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import math
+import textwrap
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from pytest_cudagraph import record, report
+from pytest_cudagraph import baseline, gate, record, report
 from pytest_cudagraph.cli.answer import FINE, INCONCLUSIVE, REGRESSION, Answer, entries_of, kernels_text
 from pytest_cudagraph.report import Column
+from pytest_cudagraph.report.columns import MAX_WIDTH
+from pytest_cudagraph.settings.parsing import fraction
 from pytest_cudagraph.units import latency_text, percent_text
 from pytest_cudagraph.values import Latency
 
@@ -29,12 +31,9 @@ def add_command(parser: argparse.ArgumentParser) -> None:
 
 def _fraction(text: str) -> float:
     try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 <= value <= 10:
-        raise argparse.ArgumentTypeError(f"{text} is not a fraction from 0 to 10 (0.10 allows 10 %)")
-    return value
+        return fraction()(text)
+    except ValueError as allowed:
+        raise argparse.ArgumentTypeError(f"{text} is not {allowed}") from None
 
 
 def _compare(arguments: argparse.Namespace) -> Answer:
@@ -44,9 +43,11 @@ def _compare(arguments: argparse.Namespace) -> Answer:
     title, *rows = report.grid([*columns, Column(title="verdict", right=False)], [_compared(each) for each in changes])
     lines = [f"{arguments.old} -> {arguments.new}", title]
     for change, row in zip(changes, rows, strict=True):
-        lines += [row, *_kernel_lines(change)]
+        lines += [row, *_kernel_lines(change), *_why_uncertain(change, arguments.max_slowdown)]
     counted = Counter(_verdict(change) for change in changes)
-    lines.append(", ".join(f"{count} {word}" for word, count in sorted(counted.items())))
+    words = [f"{count} {word}" for word, count in sorted(counted.items())]
+    others = sum(bool(_kernel_lines(change)) for change in changes)
+    lines.append(", ".join([*words, f"{others} with other kernels"] if others else words))
     return Answer(lines=lines, exit_code=_exit_code(changes, arguments.fail_on, strict=arguments.strict))
 
 
@@ -89,6 +90,17 @@ def _kernel_lines(change: record.Change) -> list[str]:
     moved = [(name, after[name] - before[name]) for name in sorted({*before, *after})]
     words = [f"{count:+d} `{name}`" for name, count in moved if count]
     return [f"  {', '.join(words)}"] if words else []
+
+
+def _why_uncertain(change: record.Change, max_slowdown: float) -> list[str]:
+    """What the gate itself would say: the bound is the same."""
+    if change.comparison != "uncertain" or change.old is None or change.new is None:
+        return []
+    found = baseline.change(change.old, baseline.history(change.new)[-1])
+    interval = f"{gate.change_interval_text(found)}, {percent_text(max_slowdown)} is allowed"
+    return textwrap.wrap(
+        f"{interval}; {gate.sessions_text(found)}", MAX_WIDTH, initial_indent="  ", subsequent_indent="    "
+    )
 
 
 def _exit_code(changes: Sequence[record.Change], fail_on: str, *, strict: bool) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
 import sys
 from collections.abc import Iterator, Sequence
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 from pytest_cudagraph import report
 from pytest_cudagraph.cli.answer import FINE, REGRESSION, Answer
 from pytest_cudagraph.errors import CudagraphError
+from pytest_cudagraph.settings.parsing import number
 from pytest_cudagraph.units import latency_text, percent_text, plural
 
 if TYPE_CHECKING:
@@ -43,10 +45,10 @@ def add_command(command: argparse.ArgumentParser) -> None:
 
 
 def _seconds(text: str) -> float:
-    seconds = float(text)
-    if not (math.isfinite(seconds) and seconds > 0):
-        raise ValueError
-    return seconds
+    try:
+        return number(above=0)(text)
+    except ValueError as allowed:
+        raise argparse.ArgumentTypeError(f"takes seconds, {allowed}; found {text!r}") from None
 
 
 def examine(arguments: argparse.Namespace) -> Answer:
@@ -143,8 +145,11 @@ def _nvml() -> str:
         return f"not usable ({exc})"
     try:
         return f"driver {pynvml.nvmlSystemGetDriverVersion()}, {plural(pynvml.nvmlDeviceGetCount(), 'GPU')}"
+    except pynvml.NVMLError as exc:
+        return f"not usable ({exc})"
     finally:
-        pynvml.nvmlShutdown()
+        with contextlib.suppress(pynvml.NVMLError):
+            pynvml.nvmlShutdown()
 
 
 def _load() -> tuple[float, int]:

@@ -57,7 +57,7 @@ def judge_base(found: BaseComparison, max_slowdown: float, *, judged: bool = Tru
     if change is None:
         verdict = Verdict.PASSED if found.missing.startswith("new") else Verdict.NOT_JUDGED
         return Judgement(gate="base", verdict=verdict, reason=f"not compared with {found.revision}: {found.missing}")
-    reason = f"replay is {_change_text(change, found.revision)}; allowed is {percent_text(max_slowdown)}"
+    reason = f"replay is {_change_text(change, found)}; allowed is {percent_text(max_slowdown)}"
     evidence = _evidence(found)
     if not judged:
         evidence = (reason, *evidence)
@@ -65,8 +65,9 @@ def judge_base(found: BaseComparison, max_slowdown: float, *, judged: bool = Tru
             gate="base", verdict=Verdict.NOT_JUDGED, reason=f"latency is not judged: {why_not}", evidence=evidence
         )
     verdict = _verdict(change, 1.0 + max_slowdown)
-    remedy = {Verdict.FAILED: _accept(change), Verdict.INCONCLUSIVE: "run again on a quieter machine"}.get(verdict, "")
-    return Judgement(gate="base", verdict=verdict, reason=reason, evidence=evidence, remedy=remedy)
+    remedy = "run again on a quieter machine" if verdict is Verdict.INCONCLUSIVE else ""
+    accept = _acceptable(change) if verdict is Verdict.FAILED else None
+    return Judgement(gate="base", verdict=verdict, reason=reason, evidence=evidence, remedy=remedy, accept=accept)
 
 
 def _verdict(change: Interval, allowed_ratio: float) -> Verdict:
@@ -75,18 +76,20 @@ def _verdict(change: Interval, allowed_ratio: float) -> Verdict:
     return Verdict.PASSED if change.high <= allowed_ratio else Verdict.INCONCLUSIVE
 
 
-def _change_text(change: Interval, revision: str) -> str:
+def _change_text(change: Interval, found: BaseComparison) -> str:
     """``10 % slower than in HEAD~1 (a1b2c3d), 99% interval +8.9 % to +12 %``."""
+    relative = " relative to the reference workload" if found.head_reference_ns else ""
     direction = "slower" if change.estimate >= 1.0 else "faster"
     size = percent_text(abs(change.estimate - 1.0))
-    return (
-        f"{size} {direction} than in {revision}, 99% interval {signed_text(change.low)} to {signed_text(change.high)}"
-    )
+    interval = f"99% interval {signed_text(change.low)} to {signed_text(change.high)}"
+    return f"{size} {direction} than in {found.revision}{relative}, {interval}"
 
 
-def _accept(change: Interval) -> str:
+def _acceptable(change: Interval) -> float:
     # The upper bound, rounded up: with the estimate the next run would be inconclusive.
-    return f"to accept: --cudagraph-base-slowdown={math.ceil((change.high - 1.0) * 100) / 100:.2f}"
+    allowed = math.ceil((change.high - 1.0) * 100) / 100
+    # The flag takes no number above 1.
+    return allowed if allowed <= 1.0 else math.inf
 
 
 def _evidence(found: BaseComparison) -> tuple[str, ...]:

@@ -7,10 +7,13 @@ from pytest_cudagraph.units import bytes_text, plural, seconds_text
 from pytest_cudagraph.values import Agreement, Disagreement, Judgement, Receipt, Verdict
 
 
-def judge_agreement(found: Agreement | Disagreement) -> Judgement:
-    """Wrong if any replay differed from eager in an output or in state."""
+def judge_agreement(found: Agreement | Disagreement, *, places: tuple[str, ...] = (), fix: str = "") -> Judgement:
+    """Wrong if any replay differed from eager in an output or in state.
+
+    ``places`` are lines of the model that tell why, ``fix`` is what to change.
+    """
     if isinstance(found, Disagreement):
-        return _disagreement(found)
+        return _disagreement(found, places, fix)
     exactly = "bit for bit" if found.bit_exact else "within tolerance"
     evidence = [*found.notes]
     if found.adversaries:
@@ -28,13 +31,14 @@ def judge_agreement(found: Agreement | Disagreement) -> Judgement:
     )
 
 
-def _disagreement(found: Disagreement) -> Judgement:
+def _disagreement(found: Disagreement, places: tuple[str, ...], fix: str) -> Judgement:
     cause = (f"hazard {found.finding_id}",) if found.finding_id else ()
     return Judgement(
         gate="check",
         verdict=Verdict.WRONG,
         reason=f"replay differs from eager in {found.where}: {found.message}",
-        evidence=(*found.evidence, *cause),
+        evidence=(*found.evidence, *places, *cause),
+        remedy=fix,
         hazard=found.finding_id or "",
     )
 

@@ -22,7 +22,6 @@ def judge_speedup(
     *,
     judged: bool,
     why_not: str = "",
-    batch_size: int | None = None,
     baseline: SavedBatch | NoBaseline | None = None,
     device: DeviceInfo | None = None,
     disturbance: str = "",
@@ -48,26 +47,27 @@ def judge_speedup(
     if timing.decision == "pass":
         return Judgement(gate="speedup", verdict=Verdict.PASSED, reason=reason, evidence=evidence)
     if timing.decision == "fail":
-        remedy = _accept(timing.speedup, batch_size)
-        return Judgement(gate="speedup", verdict=Verdict.FAILED, reason=reason, evidence=evidence, remedy=remedy)
+        accept = _acceptable(timing.speedup)
+        return Judgement(gate="speedup", verdict=Verdict.FAILED, reason=reason, evidence=evidence, accept=accept)
     # To accept less helps only where less was seen.
-    accept = _accept(timing.speedup, batch_size) if timing.speedup.low < min_speedup else ""
+    accept = _acceptable(timing.speedup) if timing.speedup.low < min_speedup else None
     return _undecided(timing, min_speedup, evidence, accept)
 
 
-def _undecided(timing: Timing, min_speedup: float, evidence: tuple[str, ...], accept: str) -> Judgement:
+def _undecided(timing: Timing, min_speedup: float, evidence: tuple[str, ...], accept: float | None) -> Judgement:
     if _at_threshold(timing.speedup, min_speedup):
         reason = f"{found_text(timing)}: at the threshold of {factor_text(min_speedup)}"
-        advice = "more time will not decide it"
+        remedy = "more time will not decide it"
     else:
         spent = seconds_text(timing.measure_ns)
         reason = f"{found_text(timing)}; this test asks for {factor_text(min_speedup)}: not decided within {spent}"
-        advice = "to decide: a larger --cudagraph-time-budget"
+        remedy = "to decide: a larger --cudagraph-time-budget"
         if math.isfinite(timing.detectable_ratio):
             found = percent_text(timing.detectable_ratio)
             evidence = (*evidence, f"a run this long finds a difference of {found} in 80 of 100 cases")
-    remedy = "; ".join(text for text in (advice, accept) if text)
-    return Judgement(gate="speedup", verdict=Verdict.INCONCLUSIVE, reason=reason, evidence=evidence, remedy=remedy)
+    return Judgement(
+        gate="speedup", verdict=Verdict.INCONCLUSIVE, reason=reason, evidence=evidence, remedy=remedy, accept=accept
+    )
 
 
 def _at_threshold(speedup: Interval, min_speedup: float) -> bool:
@@ -88,15 +88,12 @@ def _evidence(
     saved = baseline if isinstance(baseline, SavedBatch) else None
     if saved is not None and device is not None and not saved.device.hardware_changes(device):
         found = change(saved, session_of(timing, device))
-        lines.append(moved_text(timing, saved, device, found.reference_ns))
+        other_kernels = None not in (kernels, saved.kernels) and kernels != saved.kernels
+        lines.append(moved_text(timing, saved, device, found.reference_ns, other_kernels=other_kernels))
     return (*lines, *timing.notes)
 
 
-def _accept(speedup: Interval, batch_size: int | None) -> str:
-    """The marker line that the measured speedup would meet with room to spare; nothing if there is none above 0."""
+def _acceptable(speedup: Interval) -> float | None:
+    """The minimum that the measured speedup would meet with room to spare; None if there is none above 0."""
     steps = math.floor(speedup.low / _SUGGESTION_STEP + 1e-9)
-    if steps < 1:
-        return ""
-    value = f"{steps * _SUGGESTION_STEP:.2f}"
-    argument = value if batch_size is None else f"{{{batch_size}: {value}}}"
-    return f"to accept: @pytest.mark.graph_speedup(min={argument})"
+    return round(steps * _SUGGESTION_STEP, 2) if steps >= 1 else None

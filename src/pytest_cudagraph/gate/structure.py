@@ -58,7 +58,7 @@ def _compared(
         verdict=Verdict.FAILED,
         reason=f"{reason}; this test allows {allowed}",
         evidence=evidence,
-        remedy=f"to accept: @pytest.mark.graph_speedup(max_new_kernels={after - before}), or --cudagraph-update",
+        accept=after - before,
     )
 
 

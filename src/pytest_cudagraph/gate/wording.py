@@ -74,13 +74,16 @@ def attainable_text(timing: Timing, min_speedup: float, kernels: int | None) -> 
     elif attainable > 1.0:
         share = max(timing.speedup.estimate - 1.0, 0.0) / (attainable - 1.0)
         found += f": {share:.0%} of what a graph can gain".replace("%", " %")
-    what = "its kernels" if kernels is None else plural(kernels, "kernel")
-    return f"{found}; {what} take{'s' if kernels == 1 else ''} {latency_text(timing.busy_ns)} by themselves"
+    latency = latency_text(timing.busy_ns)
+    if kernels == 1:
+        return f"{found}; 1 kernel takes {latency} by itself"
+    return f"{found}; {'its' if kernels is None else kernels} kernels take {latency} by themselves"
 
 
 def signed_text(ratio: float) -> str:
     """``+12 %`` for 1.12, ``-3.0 %`` for 0.97."""
-    return f"{'+' if ratio >= 1.0 else '-'}{percent_text(abs(ratio - 1.0))}"
+    # What reads 0.0 % has no minus.
+    return f"{'-' if round(ratio - 1.0, 3) < 0 else '+'}{percent_text(abs(ratio - 1.0))}"
 
 
 def moved_text(
@@ -88,22 +91,28 @@ def moved_text(
     saved: SavedBatch,
     device: DeviceInfo | None = None,
     reference_ns: tuple[float, float] | None = None,
+    *,
+    other_kernels: bool = False,
 ) -> str:
     """Which side moved since the baseline, medians: the ratio alone does not tell.
 
     A side that runs on the host is not held against a saved one of another CPU model: give ``device`` for that. The
-    reference workload, then and now, tells a slower machine from a slower model.
+    reference workload, then and now, tells a slower machine from a slower model; with ``other_kernels`` than saved
+    the machine is never all of it.
     """
     arms = [("eager", saved.eager, timing.eager), ("compiled", saved.compiled, timing.compiled)]
     sides = [(arm, before.median_ns, after.median_ns) for arm, before, after in arms if before and after]
     if device is not None and device.host_cpu != saved.device.host_cpu:
         lost = " and ".join(arm for arm, _, _ in sides)
-        moved = _sides_text([("replay", saved.replay.median_ns, timing.replay.median_ns)], reference_ns)
+        moved = _sides_text([("replay", saved.replay.median_ns, timing.replay.median_ns)], reference_ns, other_kernels)
         return f"{moved}; {lost}: not compared, the host's CPU is another"
-    return _sides_text([*sides, ("replay", saved.replay.median_ns, timing.replay.median_ns)], reference_ns)
+    sides.append(("replay", saved.replay.median_ns, timing.replay.median_ns))
+    return _sides_text(sides, reference_ns, other_kernels)
 
 
-def _sides_text(sides: Sequence[tuple[str, float, float]], reference_ns: tuple[float, float] | None) -> str:
+def _sides_text(
+    sides: Sequence[tuple[str, float, float]], reference_ns: tuple[float, float] | None, other_kernels: bool
+) -> str:
     """``eager did not change (90.0 -> 90.2 µs), replay got slower than in the baseline (60.0 -> 75.0 µs): ...``."""
     moves = {arm: _moved(before, after) for arm, before, after in sides}
     shown = {arm: f"{arm} {{}} ({change_text(before, after)})" for arm, before, after in sides}
@@ -113,12 +122,18 @@ def _sides_text(sides: Sequence[tuple[str, float, float]], reference_ns: tuple[f
     first = next(arm for arm, move in moves.items() if move)
     words[first] += " than in the baseline"
     text = ", ".join(shown[arm].format(words[arm]) for arm in moves)
-    culprit = _culprit(moves, reference_ns)
+    _, before_ns, after_ns = sides[-1]
+    culprit = _culprit(moves, after_ns / before_ns, reference_ns, other_kernels)
     return f"{text}; {culprit}" if culprit else text
 
 
-def _culprit(moves: Mapping[str, str], reference_ns: tuple[float, float] | None) -> str:
+def _culprit(
+    moves: Mapping[str, str], replay_ratio: float, reference_ns: tuple[float, float] | None, other_kernels: bool
+) -> str:
     """Where to look for a slowdown, from which sides it is seen in; empty where nothing that is replayed got slower."""
+    if moves["replay"] == "slower" and other_kernels:
+        is_machine = reference_ns is not None and _moved(*reference_ns) == "slower"
+        return f"the graph runs other kernels{', and the machine is slower too' if is_machine else ''}"
     others = [moves[arm] for arm in moves if arm != "replay"]
     if moves["replay"] != "slower" or not others:
         return ""
@@ -128,7 +143,9 @@ def _culprit(moves: Mapping[str, str], reference_ns: tuple[float, float] | None)
         if reference_ns is None:
             return "all sides alike: the model or the machine"
         if _moved(*reference_ns) == "slower":
-            return "the reference workload as well: the machine"
+            before_ns, after_ns = reference_ns
+            is_all = _moved(after_ns / before_ns, replay_ratio) != "slower"
+            return f"the reference workload as well{': the machine' if is_all else ', by less: machine and model'}"
         return "all sides alike: the model itself"
     if moves.get("compiled") == "slower":
         return "compiled and replay: the code that the compiler made"

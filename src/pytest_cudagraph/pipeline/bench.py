@@ -57,6 +57,13 @@ class Bench:
         asked_for = self.is_strict and not self.saves
         return NoBaseline(comparison="new", reason=f"no entry in {file} yet", asked_for=asked_for)
 
+    def held_to(self, name: str, batch_size: int) -> SavedBatch | NoBaseline:
+        """The saved entry; where it is about to be replaced on request, nothing to be held to."""
+        saved = self.find_saved(name, batch_size)
+        if self.replaces and isinstance(saved, SavedBatch):
+            return NoBaseline(comparison="off", reason="the saved entry is being replaced (--cudagraph-update)")
+        return saved
+
 
 def open_bench(option: str, settings: Settings) -> Bench:
     """Open the device of ``--cudagraph-device`` (or of a marker) and read its baseline file.

@@ -11,7 +11,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_cudagraph import environment, record, report
+from pytest_cudagraph import environment, gate, record, report
 from pytest_cudagraph.baseline import JsonStore, Key, normal_name
 from pytest_cudagraph.errors import BaselineError
 from pytest_cudagraph.settings import Settings
@@ -100,10 +100,18 @@ def _end_device(
         record.counts(reports, looked_at, complete_run=collected.complete, plan=plan),
         wrote=(len(plan.write), _shown(store.path, settings.rootdir)) if plan.write else None,
         refused=plan.refused,
+        replaced=_replaced(plan, saved),
         stale=stale,
     )
     if stale and settings.strict:
         said.problems.append(_strict_about(stale, store.path, settings.rootdir))
+
+
+def _replaced(plan: record.Plan, saved: Mapping[Key, SavedBatch]) -> list[tuple[str, int, str]]:
+    """What this run accepts in place of what was saved; an update must not hide a slowdown."""
+    entries = {(entry.name, entry.batch_size): entry for entry in plan.write}
+    texts = [(*key, gate.replaced_text(saved[key], entries[key])) for key in plan.changed]
+    return [each for each in texts if each[2]]
 
 
 def _strict_about(stale: Sequence[Key], path: Path, root: Path) -> str:

@@ -27,6 +27,7 @@ class CompiledModel:
         return self.story.call_for(batch_size) if self.story else self.eager
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
         return self.for_batch(inputs.example_batch_size(args, kwargs, self._batch_dim))(*args, **kwargs)
 
 
@@ -49,6 +50,7 @@ class Graphs(Mapping[int, Callable[..., Any]]):
         return {size: receipt_of(graph, story.agreements.get(size)) for size, graph in story.graphs.items()}
 
     def __getitem__(self, batch_size: int) -> Callable[..., Any]:
+        __tracebackhide__ = True
         try:
             return self._all[batch_size]
         except KeyError:
@@ -62,6 +64,7 @@ class Graphs(Mapping[int, Callable[..., Any]]):
 
     @property
     def _all(self) -> Mapping[int, Callable[..., Any]]:
+        __tracebackhide__ = True
         return self.open_story().graphs if self.story else self._eager
 
     def open_story(self) -> Story:
@@ -70,6 +73,7 @@ class Graphs(Mapping[int, Callable[..., Any]]):
         Raises :class:`~pytest_cudagraph.errors.InputError` once the test that captured them has ended: they have
         no memory then.
         """
+        __tracebackhide__ = True
         if self.story is None or self.story.is_closed:
             raise InputError("these graphs ended with the test that captured them; capture them again in this one")
         return self.story

@@ -14,6 +14,7 @@ from pytest_cudagraph.compile import Compiled
 from pytest_cudagraph.errors import CudagraphError, EagerFailed, GraphTestFailure, InputError
 from pytest_cudagraph.pipeline.bench import Bench, Progress
 from pytest_cudagraph.pipeline.graphs import receipt_of
+from pytest_cudagraph.pipeline.mismatch import fix_for, places_of
 from pytest_cudagraph.pipeline.raised import failure_in, judgement_of
 from pytest_cudagraph.pipeline.subject import Subject, run_eagerly
 from pytest_cudagraph.pipeline.timing import Trial, left_as_it_was, time_trial
@@ -26,8 +27,6 @@ from pytest_cudagraph.values import (
     Disagreement,
     GraphReport,
     Judgement,
-    NoBaseline,
-    SavedBatch,
     Timing,
 )
 
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
 
 def tell(story: Story) -> GraphReport:
     """Run every stage in order, as far as the story holds, and report."""
+    __tracebackhide__ = True
     for stage in (story.run_eager, story.audit, story.compile, story.capture, story.check, story.measure):
         story.run(stage)
         if story.has_ended:
@@ -102,6 +102,7 @@ class Story:
 
         Raises :class:`~pytest_cudagraph.errors.GraphTestFailure` from the model's own exception.
         """
+        __tracebackhide__ = True
         try:
             stage()
         except EagerFailed as failure:
@@ -124,6 +125,7 @@ class Story:
 
     def run_eager(self) -> None:
         """Call the model as it is, once per batch size."""
+        __tracebackhide__ = True
         subject = self.subject
         run_eagerly(subject.eager, subject.examples, self.bench.backend, subject.resizing)
 
@@ -196,7 +198,8 @@ class Story:
             progress=self._tell,
         )
         for batch_size, found in self.agreements.items():
-            self._replace(batch_size, gate.judge_agreement(found))
+            places = places_of(found, self.subject.eager)
+            self._replace(batch_size, gate.judge_agreement(found, places=places, fix=fix_for(found)))
 
     def measure(self) -> None:
         """Time and gate every batch size, the structure first: it is exact. A second call measures anew."""
@@ -218,7 +221,7 @@ class Story:
 
     def _gate(self, batch_size: int, timing: Timing, disturbance: str) -> tuple[Judgement, ...]:
         bench, case = self.bench, self.case
-        saved, receipt = self._saved(batch_size), self.graphs[batch_size].receipt
+        saved, receipt = bench.held_to(case.name, batch_size), self.graphs[batch_size].receipt
         of_baseline, self._comparisons[batch_size] = gate.judge_baseline(
             timing,
             saved,
@@ -234,7 +237,6 @@ class Story:
             case.min_speedup[batch_size],
             judged=bench.judged,
             why_not=bench.why_not,
-            batch_size=batch_size,
             baseline=saved,
             device=bench.device,
             disturbance=disturbance,
@@ -249,13 +251,6 @@ class Story:
             of_baseline,
         )
 
-    def _saved(self, batch_size: int) -> SavedBatch | NoBaseline:
-        """The saved entry; where it is about to be replaced on request, nothing to be held to."""
-        saved = self.bench.find_saved(self.case.name, batch_size)
-        if self.bench.replaces and isinstance(saved, SavedBatch):
-            return NoBaseline(comparison="off", reason="the saved entry is being replaced (--cudagraph-update)")
-        return saved
-
     def report(self) -> GraphReport:
         """What is known by now."""
         compile_ns = self._compiled.compile_ns if self._compiled else {}
@@ -269,6 +264,8 @@ class Story:
             judgements=tuple(self._judgements),
             compile_ns=sum(compile_ns.values()) if compile_ns else None,
             not_judged=self._audit.not_judged,
+            notes=self._audit.notes,
+            min_source=self.case.min_source,
         )
 
     @property

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from pytest_cudagraph import inputs, leaves, state
+from pytest_cudagraph import inputs, leaves, sources, state
 from pytest_cudagraph.backends.outputs import check_output
 from pytest_cudagraph.errors import EagerFailed, InputError
 from pytest_cudagraph.inputs import Example
@@ -50,6 +50,9 @@ def make_subject(
 def _check_call(model: Model, kwargs: Mapping[str, Any]) -> None:
     if not callable(model):
         raise InputError(f"the model must be callable; found {type(model).__name__}")
+    if isinstance(model, type) and any("__call__" in vars(base) for base in model.__mro__):
+        name = model.__qualname__
+        raise InputError(f"the model must be an object; found the class {name}: make one of it, as in {name}(...)")
     # Values are left out of the message: a tensor fills a screen.
     keys = list(kwargs) if isinstance(kwargs, Mapping) else [type(kwargs).__name__]
     if not isinstance(kwargs, Mapping) or not all(isinstance(key, str) for key in keys):
@@ -64,6 +67,7 @@ def _all_on_cpu(model: Model, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
 
 def run_once(case: Case, model: Model, args: tuple[Any, ...], kwargs: Mapping[str, Any], batch_dim: Any) -> GraphReport:
     """Call the model once per batch size where it lies, and judge nothing: a run without ``--cudagraph``."""
+    __tracebackhide__ = True
     _check_call(model, kwargs)
     examples = inputs.batch_examples(args, dict(kwargs), case.batch_sizes, batch_dim)
     resizing = inputs.resizing(args, dict(kwargs), batch_dim)
@@ -86,6 +90,7 @@ def run_eagerly(
     Raises :class:`~pytest_cudagraph.errors.EagerFailed` from the model's own exception, and
     :class:`~pytest_cudagraph.errors.InputError` for outputs that no graph can give.
     """
+    __tracebackhide__ = True
     with backend.running():
         for batch_size, example in examples.items():
             check_output(_call(model, batch_size, example, resizing))
@@ -93,18 +98,27 @@ def run_eagerly(
 
 
 def _call(model: Model, batch_size: int, example: Example, resizing: inputs.Resizing | None) -> Any:
+    __tracebackhide__ = True
     # On copies: a model that writes to its inputs, or takes items out of a dict, must not spoil the examples.
     given = inputs.clone(example)
     try:
         return model(*given.args, **given.kwargs)
     # Whatever the user's model raises is reported as eager's own failure, with its cause.
     except Exception as error:
-        told = [
-            f"batch {batch_size}: eager raised {_told(error)}",
-            "the model fails without any graph; no capture was tried",
-            *_hints(error, batch_size, resizing),
-        ]
-        raise EagerFailed("\n  ".join(told)) from error.with_traceback(_from_the_model(error))
+        site = sources.user_site_of(error)
+        place = f" ({site})" if site else ""
+        failure = EagerFailed(
+            "\n  ".join(
+                [
+                    f"batch {batch_size}: eager raised {_told(error)}{place}",
+                    *([f"at {sources.describe(site)}"] if site else []),
+                    "the model fails by itself, without any graph",
+                    *_hints(error, batch_size, resizing),
+                ]
+            )
+        )
+        failure.own = error.with_traceback(_from_the_model(error))
+        raise failure from error
 
 
 def _told(error: BaseException) -> str:

@@ -26,7 +26,9 @@ def base_table(reports: Iterable[GraphReport], width: int = MAX_WIDTH) -> list[s
     lines: list[str] = []
     for revision in dict.fromkeys(base.revision for _, _, base in found):
         rows = [_row(report, batch, base) for report, batch, base in found if base.revision == revision]
-        lines += [f"replay at {revision} (base) and in the working tree (head), lower quartiles of processes"]
+        divided = any(base.revision == revision and base.head_reference_ns for _, _, base in found)
+        change = "; change: relative to the reference workload" if divided else ""
+        lines += [f"replay at {revision} (base) and in the working tree (head), lower quartiles of processes{change}"]
         lines += grid(_COLUMNS, _named_once(rows), width=width)
     return lines
 

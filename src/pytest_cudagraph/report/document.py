@@ -93,11 +93,13 @@ def _rows(test: Mapping[str, Any]) -> list[Row]:
 
 
 def _row(name: str, batch: Mapping[str, Any]) -> Row:
+    verdict = batch["verdict"].replace("-", " ")
     untimed = batch["verdict"] in [verdict.value for verdict in UNTIMED]
     return Row(
         test=name,
         batch_size=int(batch["batch_size"]),
-        word=batch["verdict"].replace("-", " "),
+        # Documents of earlier versions have no word.
+        word=batch.get("word", verdict),
         eager_ns=_median_ns(batch["eager"]),
         compiled_ns=_median_ns(batch["compiled"]),
         replay_ns=_median_ns(batch["replay"]),
@@ -145,6 +147,7 @@ def _batch(batch: BatchReport) -> dict[str, Any]:
     return {
         "batch_size": batch.batch_size,
         "verdict": batch.verdict.value,
+        "word": batch.word,
         "reason": batch.worst.reason if batch.worst else None,
         "min_speedup": batch.min_speedup,
         "speedup": _speedup(timing.speedup) if timing else None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from pytest_cudagraph.report.accepting import acceptances
 from pytest_cudagraph.report.header import device_text
 from pytest_cudagraph.values import BatchReport, GraphReport, Judgement, Verdict
 
@@ -20,17 +21,16 @@ def failure_text(report: GraphReport) -> str:
     """Everything that fails in a report, worst first; where nothing fails, everything that was not proven."""
     model = [judgement for judgement in report.judgements if _is_missed(judgement.verdict, report)]
     batches = sorted((batch for batch in report.batches if _is_missed(batch.verdict, report)), key=_urgency)
-    told = batches[:_SHOWN]
+    told = {batch.batch_size: _missed(batch, report) for batch in sorted(batches[:_SHOWN], key=_order)}
     lines = [line for judgement in model for line in _told(judgement)]
-    for batch in told:
-        lines += _batch_lines(batch, _missed(batch, report))
+    lines += _batch_lines(told)
     if len(batches) > len(told):
         lines.append(_rest(batches[_SHOWN:]))
     if report.device is not None:
         lines.append(_INDENT + device_text(report.device))
-    model_remedies = [line for judgement in model for line in judgement.remedy.splitlines()]
-    remedies = [*model_remedies, *_remedies({batch.batch_size: _missed(batch, report) for batch in told})]
-    remedies += _more([*model, *(judgement for batch in told for judgement in _missed(batch, report))])
+    remedies = [line for judgement in model for line in judgement.remedy.splitlines()] + _remedies(told)
+    remedies += acceptances(report, [judgement for batch in batches for judgement in _missed(batch, report)])
+    remedies += _more([*model, *(judgement for judgements in told.values() for judgement in judgements)])
     return "\n".join([*lines, *(_INDENT + remedy for remedy in dict.fromkeys(remedies))])
 
 
@@ -50,16 +50,32 @@ def _missed(batch: BatchReport, report: GraphReport) -> list[Judgement]:
 
 
 def _urgency(batch: BatchReport) -> tuple[int, float, int]:
-    """Sorts the worst verdict first, within it the speedup furthest below its target, then the smaller batch."""
+    """Which are told where there is no room for all: the worst verdict, the speedup furthest below its target."""
     shortfall = 1.0
     if batch.timing is not None and batch.min_speedup:
         shortfall = batch.timing.speedup.estimate / batch.min_speedup
     return (-batch.verdict.severity, shortfall, batch.batch_size)
 
 
-def _batch_lines(batch: BatchReport, missed: Sequence[Judgement]) -> list[str]:
-    prefix = f"batch {batch.batch_size}: "
-    return [line for judgement in missed for line in _told(judgement, prefix)]
+def _order(batch: BatchReport) -> tuple[int, int]:
+    """In which order they are told: the worst verdict names the failure, within it a reader looks for the number."""
+    return (-batch.verdict.severity, batch.batch_size)
+
+
+def _batch_lines(told: Mapping[int, Sequence[Judgement]]) -> list[str]:
+    """What was found, each sentence once with its evidence and the batch sizes it holds for."""
+    sizes: dict[tuple[str, tuple[str, ...]], list[int]] = {}
+    found: dict[tuple[str, tuple[str, ...]], Judgement] = {}
+    for batch_size, missed in told.items():
+        for judgement in missed:
+            key = (judgement.reason, judgement.evidence)
+            sizes.setdefault(key, []).append(batch_size)
+            found.setdefault(key, judgement)
+    return [line for key, judgement in found.items() for line in _told(judgement, f"batch {_sizes_text(sizes[key])}: ")]
+
+
+def _sizes_text(sizes: Sequence[int]) -> str:
+    return ", ".join(map(str, sizes))
 
 
 def _told(judgement: Judgement, prefix: str = "") -> list[str]:
@@ -71,8 +87,8 @@ def _told(judgement: Judgement, prefix: str = "") -> list[str]:
 
 
 def _rest(batches: Sequence[BatchReport]) -> str:
-    sizes = ", ".join(str(batch.batch_size) for batch in batches)
-    return f"... and {len(batches)} more: batch {sizes}"
+    sizes = sorted(batch.batch_size for batch in batches)
+    return f"... and {len(batches)} more: batch {_sizes_text(sizes)}"
 
 
 def _remedies(missed: Mapping[int, Sequence[Judgement]]) -> list[str]:
@@ -89,4 +105,4 @@ def _remedies(missed: Mapping[int, Sequence[Judgement]]) -> list[str]:
 
 
 def _for_batches(batches: Sequence[int], *, of: int) -> str:
-    return "" if len(batches) == of else f"batch {', '.join(map(str, batches))}: "
+    return "" if len(batches) == of else f"batch {_sizes_text(batches)}: "

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from dataclasses import replace
 
+from pytest_cudagraph.report.accepting import min_line
 from pytest_cudagraph.report.table import UNTIMED
 from pytest_cudagraph.values import BatchReport, GraphReport, Timing
 
@@ -20,16 +22,16 @@ def suggestions(reports: Iterable[GraphReport]) -> list[str]:
     The least speedup of each batch size is the lower bound of its 95 % interval, less the noise between blocks or the
     room that sessions need, whichever is more, rounded down to 0.05.
     """
-    least: dict[str, dict[int, float]] = {}
-    why_not: dict[str, str] = {}
-    for report in reports:
-        found = {batch.batch_size: _least_speedup(batch.timing) for batch in report.batches if batch.timing}
-        least[report.name] = {size: value for size, value in found.items() if value > 0}
-        why_not[report.name] = _why_not(report)
-    return [
-        f"suggest: {name}: {why_not[name] or _marker(values) or 'no speedup was measured'}"
-        for name, values in least.items()
-    ]
+    found = {report.name: _why_not(report) or _suggestion(report) for report in reports}
+    return [f"suggest: {name}: {text}" for name, text in found.items()]
+
+
+def _suggestion(report: GraphReport) -> str:
+    found = {batch.batch_size: _least_speedup(batch.timing) for batch in report.batches if batch.timing}
+    least = {size: value for size, value in found.items() if value > 0}
+    # In place of whatever marker it has: only an argument would override it.
+    source = replace(report.min_source, place="setting") if report.min_source.place == "marker" else report.min_source
+    return min_line(least, source) if least else "no speedup was measured"
 
 
 def _least_speedup(timing: Timing) -> float:
@@ -48,12 +50,3 @@ def _unjudged(batch: BatchReport) -> str:
     if judgement is None:
         return "nothing, for it was not measured"
     return f"nothing, for {judgement.reason}" if judgement.verdict.value == "not-judged" else ""
-
-
-def _marker(least: Mapping[int, float]) -> str:
-    if not least:
-        return ""
-    values = {size: f"{value:.2f}" for size, value in sorted(least.items())}
-    each = ", ".join(f"{size}: {value}" for size, value in values.items())
-    argument = values[min(values)] if len(set(values.values())) == 1 else f"{{{each}}}"
-    return f"@pytest.mark.graph_speedup(min={argument})"

@@ -22,6 +22,9 @@ _MIN_TEST = 20
 _LISTED = 5
 """How many of a kind are named below the table before the rest is only counted."""
 
+_ACCEPTED = 50
+"""The same of entries that an update replaces: whoever accepts a slowdown should have read of it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
@@ -163,23 +166,31 @@ def closing(
     *,
     wrote: tuple[int, str] | None = None,
     refused: Sequence[tuple[str, int, str]] = (),
+    replaced: Sequence[tuple[str, int, str]] = (),
     stale: Sequence[tuple[str, int]] = (),
 ) -> list[str]:
     """The lines below the table: counts, what could not be decided and why, what was written.
 
     ``wrote`` is the number of entries and the file, ``refused`` what was asked to be written and was not (name, batch
-    size, reason), ``stale`` the saved entries that no test covers any more.
+    size, reason), ``replaced`` what was written over something else (name, batch size, how they differ), ``stale`` the
+    saved entries that no test covers any more.
     """
     lines = [", ".join(f"{count} {word}" for word, count in counts.items() if count) or "nothing measured"]
     lines += _undecided(reports)
     lines += _listed("faster", list(_faster(reports)))
     lines += _listed("note", list(_notes(reports)))
     lines += _listed("stale", [f"{name}, batch {batch_size}" for name, batch_size in stale])
-    lines += _listed("not written", [f"{name}, batch {batch_size}: {reason}" for name, batch_size, reason in refused])
+    lines += _listed("not written", [_of_batch(each) for each in refused])
+    lines += _listed("accepted", [_of_batch(each) for each in replaced], most=_ACCEPTED)
     if wrote is not None:
         count, path = wrote
         lines.append(f"wrote {count} {'entry' if count == 1 else 'entries'} to {path}")
     return lines
+
+
+def _of_batch(found: tuple[str, int, str]) -> str:
+    name, batch_size, text = found
+    return f"{name}, batch {batch_size}: {text}"
 
 
 def _faster(reports: Sequence[GraphReport]) -> Iterator[str]:
@@ -220,6 +231,7 @@ def _notes(reports: Sequence[GraphReport]) -> Iterator[str]:
             for note in _limits(batch.agreement) if batch.agreement else ():
                 sizes.setdefault(note, []).append(str(batch.batch_size))
         yield from (f"{report.name}, batch {', '.join(of)}: {note}" for note, of in sizes.items())
+        yield from (f"{report.name}: {note}" for note in report.notes)
         yield from (f"{report.name}: not judged: {what}" for what in report.not_judged)
 
 
@@ -228,9 +240,9 @@ def _limits(agreement: Agreement) -> tuple[str, ...]:
     return (*agreement.notes, f"not compared: {opaque}") if opaque else agreement.notes
 
 
-def _listed(kind: str, items: Sequence[str]) -> list[str]:
-    lines = [line for item in items[:_LISTED] for line in _wrapped(f"{kind}: {item}", MAX_WIDTH, names=True)]
-    return [*lines, f"{kind}: ... and {len(items) - _LISTED} more"] if len(items) > _LISTED else lines
+def _listed(kind: str, items: Sequence[str], most: int = _LISTED) -> list[str]:
+    lines = [line for item in items[:most] for line in _wrapped(f"{kind}: {item}", MAX_WIDTH, names=True)]
+    return [*lines, f"{kind}: ... and {len(items) - most} more"] if len(items) > most else lines
 
 
 def _wrapped(text: str, width: int, *, indent: str = "", names: bool = False) -> list[str]:

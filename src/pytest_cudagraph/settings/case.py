@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, Literal
 
 from pytest_cudagraph.errors import InputError
 from pytest_cudagraph.settings.marks import MARK_PARSERS, MarkSettings
 from pytest_cudagraph.settings.options import DeviceOption, Settings
 from pytest_cudagraph.settings.parsing import min_speedups, name
+from pytest_cudagraph.values import MinSource
 
 if TYPE_CHECKING:
     from pytest_cudagraph.values import CompileMode
@@ -30,6 +31,7 @@ class Case:
     rtol: float | None
     atol: float | None
     time_budget: float
+    min_source: MinSource = field(default_factory=MinSource)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,12 +45,17 @@ class CallSettings:
     rtol: Any = None
     atol: Any = None
     name: str | None = None
+    compile_argument: str = "compile"
+    """What the fixture calls ``compile``."""
 
     def checked(self) -> CallSettings:
         """The same with every value parsed; raises :class:`~pytest_cudagraph.errors.InputError`."""
         parsers = {**MARK_PARSERS, "min_speedup": min_speedups, "name": name}
+        said = {"compile": self.compile_argument}
         given = {f.name: getattr(self, f.name) for f in fields(self) if f.name in parsers}
-        return replace(self, **{key: _parse_argument(key, parsers[key], value) for key, value in given.items()})
+        return replace(
+            self, **{key: _parse_argument(said.get(key, key), parsers[key], value) for key, value in given.items()}
+        )
 
 
 def _parse_argument(key: str, parse: Callable[[Any], Any], value: Any) -> Any:
@@ -86,7 +93,15 @@ def make_case(nodeid: str, call: CallSettings, mark: MarkSettings, settings: Set
         rtol=_first(call.rtol, mark.rtol, None),
         atol=_first(call.atol, mark.atol, None),
         time_budget=_first(mark.time_budget, settings.time_budget),
+        min_source=_min_source(call, mark),
     )
+
+
+def _min_source(call: CallSettings, mark: MarkSettings) -> MinSource:
+    place: Literal["argument", "marker", "setting"] = "setting" if mark.min is None else "marker"
+    if call.min_speedup is not None:
+        place = "argument"
+    return MinSource(place=place, is_mapping=isinstance(_first(call.min_speedup, mark.min, 0.0), Mapping))
 
 
 def _first(*candidates: Any) -> Any:

@@ -10,14 +10,14 @@ import pytest
 
 from pytest_cudagraph.settings.names import FIXTURES, MARK, uses_plugin
 from pytest_cudagraph.settings.options import COMPILE_MODES, DEVICES, DeviceOption
-from pytest_cudagraph.settings.parsing import distinct_sizes, min_speedups, number, one_of, whole_number
+from pytest_cudagraph.settings.parsing import distinct_sizes, fraction, min_speedups, number, one_of, whole_number
 
 if TYPE_CHECKING:
     from pytest_cudagraph.values import CompileMode
 
 MARK_PARSERS: dict[str, Callable[[Any], Any]] = {
     "min": min_speedups,
-    "max_slowdown": number(at_least=0),
+    "max_slowdown": fraction(may_be_off=True),
     "max_new_kernels": whole_number,
     "batch_sizes": distinct_sizes,
     "compile": one_of(*COMPILE_MODES),

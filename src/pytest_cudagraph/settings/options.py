@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import pytest
 
-from pytest_cudagraph.settings.parsing import distinct_sizes, number, one_of
+from pytest_cudagraph.settings.parsing import distinct_sizes, fraction, number, one_of
 
 if TYPE_CHECKING:
     from pytest_cudagraph.values import CompileMode
@@ -66,9 +66,9 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         flag="--cudagraph-max-slowdown",
         default=0.10,
-        parse=number(at_least=0),
+        parse=fraction(may_be_off=True),
         metavar="F",
-        help="largest slowdown of the replay against the saved baseline (0.10 is 10 %)",
+        help="largest slowdown of the replay against the saved baseline (0.10 is 10 %; from 0 to 1, inf: no limit)",
     ),
     Option(
         flag="--cudagraph-batch-sizes", default=(1, 2, 4, 8), parse=distinct_sizes, metavar="N,N", help="batch sizes"
@@ -120,9 +120,9 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         flag="--cudagraph-base-slowdown",
         default=0.05,
-        parse=number(at_least=0),
+        parse=fraction(may_be_off=True),
         metavar="F",
-        help="largest slowdown of the replay against --cudagraph-base (0.05 is 5 %)",
+        help="largest slowdown of the replay against --cudagraph-base (0.05 is 5 %; from 0 to 1, inf: no limit)",
     ),
     Option(
         flag="--cudagraph-strict",
@@ -208,6 +208,11 @@ def _of_sample(settings: Settings, folder: Path) -> Settings:
 
 def _read_option(config: pytest.Config, option: Option) -> Any:
     given, where = config.getoption(option.flag), option.flag
+    if isinstance(given, str) and not given.strip():
+        raise pytest.UsageError(
+            f"{where} takes {option.metavar}; found {given!r}, as a variable that is not set gives; the setting would "
+            f"be {_default_text(option.default)} without a word: set the variable, or leave the flag out"
+        )
     if given is None:
         given, where = config.getini(option.ini), f"ini option {option.ini}"
     # Older pytest answers "" or [] for an ini option that nobody set.

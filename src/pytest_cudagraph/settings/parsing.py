@@ -23,16 +23,36 @@ def number(*, above: float | None = None, at_least: float | None = None) -> Call
     allowed = f"a number above {above:g}" if above is not None else f"a number of at least {at_least:g}"
 
     def parse(value: Any) -> float:
-        try:
-            found = math.nan if isinstance(value, bool) else float(value)
-        except (TypeError, ValueError):
-            found = math.nan
+        found = _float(value)
         low_enough = found > above if above is not None else at_least is not None and found >= at_least
         if not (math.isfinite(found) and low_enough):
             raise ValueError(allowed)
         return found
 
     return parse
+
+
+def fraction(*, may_be_off: bool = False) -> Callable[[Any], float]:
+    """From 0 to 1; with ``may_be_off`` infinity too, which switches a gate off in so many words."""
+    off = ", or inf for no limit" if may_be_off else ""
+
+    def parse(value: Any) -> float:
+        found = _float(value)
+        if 0 <= found <= 1 or (may_be_off and found == math.inf):
+            return found
+        # Whoever writes 10 means 10 %, and would be allowed 1000 %.
+        percent = found if 1 < found <= 100 else 10.0
+        raise ValueError(f"a fraction from 0 to 1 ({percent:g} % is {percent / 100:g}){off}")
+
+    return parse
+
+
+def _float(value: Any) -> float:
+    """The number that a value is or spells; NaN where it is none."""
+    try:
+        return math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError):
+        return math.nan
 
 
 def name(value: Any) -> str:

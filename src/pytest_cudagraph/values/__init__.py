@@ -7,7 +7,7 @@ nanoseconds (``_ns``), memory in bytes (``_bytes``), ratios are plain factors (`
 from pytest_cudagraph.values.code import Finding, Level, Site
 from pytest_cudagraph.values.machine import DeviceInfo, Kind
 from pytest_cudagraph.values.proof import Agreement, Disagreement, Receipt
-from pytest_cudagraph.values.reports import BatchReport, CompileMode, GraphReport
+from pytest_cudagraph.values.reports import BatchReport, CompileMode, GraphReport, MinSource
 from pytest_cudagraph.values.saved import BaseComparison, Comparison, NoBaseline, SavedBatch, Session
 from pytest_cudagraph.values.timing import Block, Decision, Interval, Latency, Timing
 from pytest_cudagraph.values.verdicts import GateName, Judgement, Verdict
@@ -30,6 +30,7 @@ __all__ = [
     "Kind",
     "Latency",
     "Level",
+    "MinSource",
     "NoBaseline",
     "Receipt",
     "SavedBatch",

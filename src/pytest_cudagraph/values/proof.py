@@ -58,3 +58,5 @@ class Disagreement:
     message: str
     evidence: tuple[str, ...] = ()
     finding_id: str | None = None
+    assigned: tuple[str, ...] = ()
+    """State and Python values (``layer.cached``) that eager assigns in its call, which a replay never does."""

@@ -16,6 +16,15 @@ CompileMode = Literal["none", "inductor", "aot"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MinSource:
+    """Who asks for the least speedup of a test: the place that has to change for less to be accepted."""
+
+    place: Literal["argument", "marker", "setting"] = "setting"
+    is_mapping: bool = False
+    """Whether it is given per batch size, and so names the batch sizes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BatchReport:
     """Everything known of one batch size at the end of its story."""
 
@@ -42,9 +51,12 @@ class BatchReport:
 
     @property
     def word(self) -> str:
-        """The verdict as tables and counts say it: ``slower`` for a missed baseline gate, else the verdict's words."""
-        if self.verdict is Verdict.FAILED and self.worst is not None and self.worst.gate == "baseline":
-            return "slower"
+        """The verdict as tables and counts say it; by the baseline gate ``slower``, or ``missing`` for want of one."""
+        if self.worst is not None and self.worst.gate == "baseline":
+            if self.verdict is Verdict.FAILED:
+                return "slower"
+            if self.verdict is Verdict.NOT_JUDGED and self.comparison == "new":
+                return "missing"
         return self.verdict.value.replace("-", " ")
 
 
@@ -63,6 +75,9 @@ class GraphReport:
     compile_ns: int | None = None
     not_judged: tuple[str, ...] = ()
     """What no stage could look into (custom operators, opaque outputs)."""
+    notes: tuple[str, ...] = ()
+    """What is legal and seldom meant: a model in training mode."""
+    min_source: MinSource = MinSource()
 
     @property
     def verdict(self) -> Verdict:

@@ -28,7 +28,7 @@ class Session:
     """The reference workload of that run, to divide by like with like; see :attr:`Timing.reference`."""
     reference_median_ns: float | None = None
     unrest_log: float = 0.0
-    """How much further apart than on a machine at rest the reference's quartiles lay, as a log-ratio."""
+    """How much further apart than on a machine at rest the quartiles lay, of reference or replay, as a log-ratio."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +55,8 @@ class NoBaseline:
 
     comparison: Literal["new", "not-comparable", "off"]
     reason: str
+    asked_for: bool = False
+    """Whether the run demands a saved entry (``--cudagraph-strict``): its lack is then no pass."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,5 +39,7 @@ class Judgement:
     reason: str
     evidence: tuple[str, ...] = ()
     remedy: str = ""
+    accept: float | None = None
+    """What the gate's setting would have to be for what was found to pass; None where no setting is the remedy."""
     hazard: str = ""
     """The id in the catalogue, where a hazard of the model is the cause; its page tells more."""

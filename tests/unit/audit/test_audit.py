@@ -140,6 +140,36 @@ def test_batch_norm_in_training_is_a_note_that_names_its_statistics():
 def test_dropout_in_training_is_a_note_on_random_numbers():
     found = audited(nn.Sequential(nn.Linear(4, 4), nn.Dropout()).train(), torch.ones(2, 4))
     assert [(finding.level, finding.id) for finding in found.findings] == [("note", "rng")]
+    (drawn,) = found.findings
+    assert drawn.message == "random numbers: the call draws from the default generator, as replays do"
+    assert drawn.fix == "none needed; if no random numbers are meant: eval()"
+
+
+class DrawsInTraining(nn.Module):
+    def forward(self, x):
+        return nn.functional.dropout(x, 0.5, training=self.training)
+
+
+TRAINED = {
+    "dropout and batch norm": (
+        nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(), nn.Dropout()),
+        "(5 modules): BatchNorm1d updates its statistics, Dropout draws random numbers",
+    ),
+    "a call of its own": (DrawsInTraining(), "(1 module): it draws random numbers"),
+}
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_training_mode_is_told_where_it_makes_a_difference(name):
+    model, told = TRAINED[name]
+    words = f"the model is in training mode {told}; call .eval() if that is not meant"
+    assert audited(model.train(), torch.randn(3, 4)).notes == (words,)
+    assert audited(model.eval(), torch.randn(3, 4)).notes == ()
+
+
+def test_training_mode_without_effect_is_not_told():
+    still = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.0), nn.BatchNorm1d(4, track_running_stats=False))
+    assert audited(still.train(), torch.randn(3, 4)).notes == ()
 
 
 @pytest.mark.parametrize("case", [*REFUSED, *NOTED], ids=lambda case: case.name)

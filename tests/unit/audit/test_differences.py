@@ -48,7 +48,7 @@ def test_operations_without_a_line_are_compared_too():
 def test_a_surplus_operation_is_control_flow(longer_first):
     short, long = [operation()], [operation(), operation("aten.relu.default", site=OTHER_LINE)]
     first, second = (long, short) if longer_first else (short, long)
-    counts = f"{len(first)} operations, then {len(second)}"
+    counts = f"{len(first)} operation{'s' * (len(first) != 1)}, then {len(second)}"
     assert found(first, second) == [("control-flow", OTHER_LINE, f"{counts}: aten.relu.default runs in one call only")]
 
 
@@ -63,7 +63,7 @@ def test_each_other_number_is_a_baked_scalar():
 
 def test_another_number_of_plain_arguments_is_a_baked_scalar():
     assert found([operation(scalars=(1,))], [operation(scalars=(1, 2))]) == [
-        ("baked-scalar", LINE, "aten.mul.Tensor: 1 plain arguments, then 2")
+        ("baked-scalar", LINE, "aten.mul.Tensor: 1 plain argument, then 2")
     ]
 
 

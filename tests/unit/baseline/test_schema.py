@@ -154,28 +154,29 @@ def ours(document, number=1):
     return document["benchmarks"][number]["extra_info"]["cudagraph"]
 
 
-LEFT = "it was left as it is"
+MENDED = "restore it, or remove it and save anew with --cudagraph-update"
+SAVING = "--cudagraph-update writes baselines, to .cudagraph"
 
 
 @pytest.mark.parametrize(
     ("broken", "message"),
     [
-        ("", f"a.json: not valid JSON (Expecting value: line 1 column 1 (char 0)); {LEFT}"),
+        ("", f"a.json: not valid JSON (Expecting value: line 1 column 1 (char 0)); {MENDED}"),
         (
             "{\n<<<<<<< HEAD\n",
             "a.json: not valid JSON (Expecting property name enclosed in double quotes: line 2 column 1 (char 2)); "
-            f"it holds unresolved merge conflicts; {LEFT}",
+            "it holds unresolved merge conflicts: keep one side of each",
         ),
-        ("[]", f"a.json: not a baseline of pytest-cudagraph (it holds no records); {LEFT}"),
-        ("{}", f"a.json: not a baseline of pytest-cudagraph (it holds no records); {LEFT}"),
-        ('{"benchmarks": []}', f"a.json: not a baseline of pytest-cudagraph (it holds no records); {LEFT}"),
+        ("[]", f"a.json: not a baseline of pytest-cudagraph (it holds no records); {SAVING}"),
+        ("{}", f"a.json: not a baseline of pytest-cudagraph (it holds no records); {SAVING}"),
+        ('{"benchmarks": []}', f"a.json: not a baseline of pytest-cudagraph (it holds no records); {SAVING}"),
         (
             '{"benchmarks": [{"name": "a", "extra_info": {}, "stats": {}}]}',
-            "a.json: record 1 was not written by pytest-cudagraph; the file was left as it is",
+            "a.json: record 1 was not written by pytest-cudagraph: keep it elsewhere",
         ),
         (
             '{"benchmarks": [3]}',
-            "a.json: record 1 was not written by pytest-cudagraph; the file was left as it is",
+            "a.json: record 1 was not written by pytest-cudagraph: keep it elsewhere",
         ),
     ],
 )
@@ -195,12 +196,11 @@ AGAIN = "remove it or measure it again"
     [
         (
             lambda d: ours(d).update(schema=3),
-            "a.json: record 2 has schema 3, this pytest-cudagraph reads up to 2: upgrade pytest-cudagraph; "
-            "the file was left as it is",
+            "a.json: record 2 has schema 3, this pytest-cudagraph reads up to 2: upgrade pytest-cudagraph",
         ),
         (
             lambda d: ours(d).update(schema="one"),
-            "a.json: record 2 was not written by pytest-cudagraph; the file was left as it is",
+            "a.json: record 2 was not written by pytest-cudagraph: keep it elsewhere",
         ),
         (
             lambda d: ours(d).update(arm="graph"),

@@ -116,10 +116,66 @@ def test_a_restless_machine_widens_the_margin_by_what_is_beyond_rest():
     assert quiet.unrest_log == 0.0
     assert loud.unrest_log == pytest.approx(math.log(1.5) - 0.1)
     before = saved(sessions=(loud, quiet))
-    grown = change(before, loud).margin_log - change(before, quiet).margin_log
-    assert grown == pytest.approx(loud.unrest_log, abs=0.3 * 0.25)
-    assert change(before, quiet).unrest_log == pytest.approx(loud.unrest_log / 2)
-    assert change(before, loud).unrest_log == pytest.approx(loud.unrest_log * 1.5)
+    unrest = 0.4 * loud.unrest_log  # a median of many calls lies nearer than their quartiles
+    assert change(before, quiet).unrest_log == pytest.approx(unrest / 2)
+    assert change(before, loud).unrest_log == pytest.approx(unrest * math.hypot(1, 0.5))
+
+
+def test_a_replay_whose_own_quartiles_lie_apart_is_of_a_restless_machine_too():
+    spread = replace(latency(60.0), q25_ns=50e3, q75_ns=100e3)
+    session = session_of(replace(timing(), replay=spread, reference=latency(100.0)), H200)
+    assert session.unrest_log == pytest.approx(math.log(2) - 0.1)
+
+
+def restless(replay_us, reference_us, unrest_log=0.4):
+    (session,) = sessions(replay_us, reference_us=reference_us)
+    return replace(session, unrest_log=unrest_log)
+
+
+def test_a_reference_that_other_work_disturbed_excuses_and_never_accuses():
+    before = saved(sessions=(restless(60.0, 150.0),))
+    # The replay itself did not move: a quicker reference alone makes no slowdown, and equal speed is not proved by it.
+    found = change(before, restless(60.0, 100.0))
+
+    assert found.log_ratio == pytest.approx(0.0, abs=1e-9)
+    assert found.apart_log == pytest.approx(math.log(1.5))
+    assert found.comparison(0.10) == "uncertain"
+
+
+def test_a_slower_machine_excuses_beside_other_work_too():
+    found = change(saved(sessions=(restless(60.0, 100.0),)), restless(90.0, 150.0))
+
+    assert (found.log_ratio, found.apart_log) == (pytest.approx(0.0, abs=1e-9), 0.0)
+    assert found.reference_ns is not None
+
+
+def test_a_reference_at_rest_decides_alone():
+    found = change(saved(sessions=(restless(60.0, 150.0, 0.0),)), restless(60.0, 100.0, 0.0))
+
+    assert (found.log_ratio, found.apart_log) == (pytest.approx(math.log(1.5)), 0.0)
+
+
+# Two runs beside busy processes on two cores, of 32 kernels and then of 62 of the same size: medians and lower
+# quartiles of replay and reference in microseconds, unrest.
+BUSY = {
+    1: ((56.68, 54.60, 148.6, 123.7, 0.3771), (155.7, 136.0, 170.8, 118.3, 0.5029)),
+    2: ((65.47, 63.17, 156.6, 124.0, 0.4083), (200.8, 144.5, 189.1, 169.0, 0.3535)),
+}
+
+
+@pytest.mark.parametrize("batch_size", BUSY)
+def test_twice_the_kernels_are_slower_beside_other_work_too(batch_size):
+    few, many = (
+        replace(
+            sessions(median, reference_us=reference)[0],
+            q25_ns=q25 * 1e3,
+            reference_q25_ns=reference_q25 * 1e3,
+            unrest_log=unrest,
+        )
+        for median, q25, reference, reference_q25, unrest in BUSY[batch_size]
+    )
+    assert change(saved(sessions=(few,)), many).comparison(0.10) == "slower"
+    assert change(saved(sessions=(many,)), many).comparison(0.10) == "same"
 
 
 def recorded(replay_us, **facts) -> SavedBatch:

@@ -111,6 +111,7 @@ def test_silent_hazards_make_the_twin_differ(model, where, hazard):
     found = check_model(model, torch.ones(1, 4))
     assert all(isinstance(verdict, Disagreement) for verdict in found.values())
     assert {(verdict.where, verdict.finding_id) for verdict in found.values()} == {(where, hazard)}
+    assert {name.partition("[")[0] for verdict in found.values() for name in verdict.assigned} <= {"calls", "total"}
 
 
 class Transposed(nn.Module):

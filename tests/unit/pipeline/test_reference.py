@@ -43,6 +43,14 @@ def test_a_reading_is_one_replay_between_two_looks_at_the_clock():
     assert (found.latency().median_ns, found.latency().q25_ns) == (100_000, 100_000)
 
 
+def test_an_interruption_is_not_the_references_own_time():
+    found = reference().readings()
+    samples = iter([100_000.0, 40e6, *[100_000.0] * 40])
+    found._sample_ns = lambda: next(samples)
+    found.keep_up(12_000_000)
+    assert found.latency().samples == 10  # 1.3 of 1.2 ms spent, 0.4 of them for the interrupted one
+
+
 def test_it_is_captured_once():
     subject = reference()
     subject.readings()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import gc
+import inspect
+import re
 import weakref
 from pathlib import Path
 
@@ -15,9 +17,10 @@ from pytest_cudagraph import pipeline
 from pytest_cudagraph.backends.cpu import CpuBackend
 from pytest_cudagraph.errors import EagerFailed, InputError
 from pytest_cudagraph.measure import PerfCounterClock
+from pytest_cudagraph.pipeline.mismatch import fix_for, places_of
 from pytest_cudagraph.pipeline.reference import Reference
 from pytest_cudagraph.settings import OPTIONS, CallSettings, MarkSettings, Settings, make_case
-from pytest_cudagraph.values import DeviceInfo, Verdict
+from pytest_cudagraph.values import DeviceInfo, Disagreement, Site, Verdict
 
 DEFAULTS = Settings(**{option.setting: option.default for option in OPTIONS})
 CPU = DeviceInfo(
@@ -173,6 +176,39 @@ def test_a_failed_compile_is_a_verdict():
     assert report.judgements[0].gate == "compile"
 
 
+class Keeps(nn.Module):
+    """Computes once and keeps it: the audit, whose calls are alike, sees a cache that is filled."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.cached = None
+
+    def forward(self, x):
+        if self.cached is None or self.cached.shape != x.shape:
+            self.cached = self.layer(x)
+        return self.cached * 2
+
+
+def test_a_wrong_replay_names_the_line_and_the_remedy():
+    with story_of(Keeps().eval()) as story:
+        report = pipeline.tell(story)
+    (judgement,) = [each for each in report.at(1).judgements if each.verdict is Verdict.WRONG]
+    line = inspect.getsourcelines(Keeps)[1] + 10
+    site = Site(file=__file__, line=line, function="forward")
+    assert f"assigned at {site} in forward: self.cached = self.layer(x)" in judgement.evidence
+    assert judgement.remedy == "fix: write in place with copy_ instead of assigning a new tensor"
+
+
+def test_a_difference_without_a_known_cause_has_a_remedy_too():
+    found = Disagreement(batch_size=1, where="output", message="1 of 4 values differ")
+    assert fix_for(found) == (
+        "fix: let outputs depend on inputs and on tensors that are changed in place, and on nothing else; "
+        "where the difference is rounding: rtol, atol"
+    )
+    assert places_of(found, Keeps()) == ()
+
+
 def test_eager_failures_carry_the_models_own_error():
     def broken(x):
         raise ValueError("no such thing\nsecond line")
@@ -181,6 +217,11 @@ def test_eager_failures_carry_the_models_own_error():
     with story_of(broken) as story, pytest.raises(EagerFailed, match=message) as error:
         pipeline.tell(story)
     assert isinstance(error.value.__cause__, ValueError)
+    assert error.value.own is error.value.__cause__
+    first, place, *rest = str(error.value).splitlines()
+    assert re.fullmatch(r"batch 1: eager raised ValueError: no such thing \(.*test_story.py:\d+\)", first)
+    assert re.fullmatch(r'  at .*test_story.py:\d+ in broken: raise ValueError\("no such thing.*', place)
+    assert rest == ["  the model fails by itself, without any graph"]
     assert error.value.__cause__.__traceback__.tb_frame.f_code.co_name == "broken"
 
 

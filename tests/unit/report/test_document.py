@@ -54,7 +54,7 @@ def test_the_document_has_just_the_fields_of_its_schema():
     assert set(test) == {"nodeid", "name", "verdict", "findings", "batches"}
     assert set(test["findings"][0]) == {"id", "level", "file", "line", "called_from", "message", "fix"}
     fields = (
-        "batch_size verdict reason min_speedup speedup eager compiled replay reference kernels capture_seconds "
+        "batch_size verdict word reason min_speedup speedup eager compiled replay reference kernels capture_seconds "
         "memory_bytes receipt check baseline base measure_seconds blocks seed"
     )
     assert all(set(each) == set(fields.split()) for each in test["batches"])
@@ -160,6 +160,13 @@ def test_a_document_gives_the_table_of_its_run():
 
     lines = render([*rows_of(story()), *rows_of(compiled)])
     assert render(rows_of_document(found)) == [line for line in lines if "compile not-captured" not in line]
+
+
+def test_a_document_without_words_has_those_of_its_verdicts():
+    found = document([report("a", batch(8, judgement(Verdict.NOT_CAPTURED)))], H200, SETTINGS)
+    del found["tests"][0]["batches"][0]["word"]
+    (row,) = rows_of_document(found)
+    assert row.word == "not captured"
 
 
 @pytest.mark.parametrize("found", [[], {}, None, {"schema": 2, "tests": []}, {"benchmarks": []}])

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from tests.facts import CPU, batch, judgement, report, timing
 
 from pytest_cudagraph.report import failure_text
-from pytest_cudagraph.values import Verdict
+from pytest_cudagraph.values import MinSource, Verdict
 
 NAME = "tests/test_a.py::test_a"
 
 
-def too_slow(batch_size, found="1.07"):
+def too_slow(batch_size=8, found="1.07", accept=1.05):
     return judgement(
         Verdict.FAILED,
         reason=f"replay is {found}x eager (95 % interval 1.05-1.09); this test asks for 1.15x",
@@ -20,7 +21,7 @@ def too_slow(batch_size, found="1.07"):
             "eager 120.0 µs, replay 112.1 µs, 34 interleaved blocks in 0.9 s, noise floor 0.4 %",
             "eager got faster than in the baseline (151.2 -> 120.0 µs), replay did not change",
         ),
-        remedy=f"to accept: @pytest.mark.graph_speedup(min={{{batch_size}: 1.05}})",
+        accept=accept,
     )
 
 
@@ -37,7 +38,7 @@ def test_one_slow_batch_size_reads_as_reviewed(golden):
     golden("report/failure-one.txt", failure_text(report(NAME, batch(1), batch(8, too_slow(8)))))
 
 
-def test_several_batch_sizes_come_worst_first(golden):
+def test_of_several_batch_sizes_the_worst_are_told_in_the_order_of_their_numbers(golden):
     slower = judgement(
         Verdict.FAILED, gate="baseline", reason="replay is 18 % slower than the baseline", remedy="to accept: update"
     )
@@ -52,6 +53,88 @@ def test_several_batch_sizes_come_worst_first(golden):
     ]
 
     golden("report/failure-several.txt", failure_text(report(NAME, *batches)))
+
+
+def last_lines(*batches, **rest):
+    text = failure_text(report(NAME, *batches, **rest))
+    return [line.strip() for line in text.splitlines() if "to accept" in line]
+
+
+def test_one_line_accepts_all_batch_sizes_and_keeps_what_the_others_are_held_to():
+    batches = [batch(1, min_speedup=2.0), batch(4, too_slow(4)), batch(8, too_slow(8, accept=0.9), min_speedup=1.125)]
+    line = "to accept: @pytest.mark.graph_speedup(min={1: 2.00, 4: 1.05, 8: 0.90})"
+    assert last_lines(*batches) == [line]
+    precise = [batch(1, min_speedup=1.125), batch(4, too_slow(4))]
+    assert last_lines(*precise) == ["to accept: @pytest.mark.graph_speedup(min={1: 1.125, 4: 1.05})"]
+
+
+def test_also_batch_sizes_that_are_not_told_are_accepted():
+    sizes = (1, 2, 4, 8, 16)
+    assert last_lines(*(batch(size, too_slow(size)) for size in sizes)) == [
+        "to accept: @pytest.mark.graph_speedup(min=1.05)"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("source", "line"),
+    [
+        (MinSource(), "@pytest.mark.graph_speedup(min=1.05)"),
+        (
+            MinSource(place="marker"),
+            "@pytest.mark.graph_speedup(min=1.05) in place of the marker that asks for more",
+        ),
+        (
+            MinSource(place="marker", is_mapping=True),
+            "@pytest.mark.graph_speedup(min={4: 1.05, 8: 1.05}) in place of the marker that asks for more",
+        ),
+        (MinSource(place="argument"), "min_speedup=1.05 in the call: its argument overrides markers"),
+        (
+            MinSource(place="argument", is_mapping=True),
+            "min_speedup={4: 1.05, 8: 1.05} in the call: its argument overrides markers",
+        ),
+    ],
+)
+def test_what_is_to_be_accepted_is_said_for_the_place_that_decides(source, line):
+    assert last_lines(batch(4, too_slow(4)), batch(8, too_slow(8)), min_source=source) == [f"to accept: {line}"]
+
+
+def test_nothing_is_to_be_accepted_where_one_batch_size_would_still_fail():
+    assert last_lines(batch(4, too_slow(4)), batch(8, too_slow(8, accept=None))) == []
+
+
+def test_what_is_undecided_above_its_target_keeps_it():
+    above = judgement(Verdict.INCONCLUSIVE, reason="between 1.15x and 1.21x")
+    below = judgement(Verdict.INCONCLUSIVE, reason="between 1.10x and 1.21x", accept=1.1)
+    assert last_lines(batch(1, above), batch(8, below)) == [
+        "to accept: @pytest.mark.graph_speedup(min={1: 1.15, 8: 1.10})"
+    ]
+    assert last_lines(batch(1, above)) == []
+
+
+def test_of_kernels_and_of_slowdowns_the_largest_is_to_be_accepted():
+    def failed(gate, accept):
+        return judgement(Verdict.FAILED, gate=gate, accept=accept)
+
+    batches = [batch(size, failed("structure", size), failed("base", size / 100)) for size in (4, 8, 1)]
+    assert last_lines(*batches) == [
+        "to accept: @pytest.mark.graph_speedup(max_new_kernels=8), or --cudagraph-update",
+        "to accept: --cudagraph-base-slowdown=0.08",
+    ]
+
+
+def test_what_is_missing_under_strict_is_said_once_with_its_batch_sizes():
+    lacks = judgement(
+        Verdict.NOT_JUDGED,
+        gate="baseline",
+        reason="not compared: no entry in .cudagraph/nvidia-h200.json yet; --cudagraph-strict asks for one",
+        remedy="to save one: pytest --cudagraph --cudagraph-update",
+    )
+    batches = [batch(size, judgement(), lacks, comparison="new") for size in (4, 1)]
+    assert failure_text(report(NAME, *batches, batch(8))) == (
+        "batch 1, 4: not compared: no entry in .cudagraph/nvidia-h200.json yet; --cudagraph-strict asks for one\n"
+        "  NVIDIA H200, driver 580.159, torch 2.11.0\n"
+        "  to save one: pytest --cudagraph --cudagraph-update"
+    )
 
 
 def test_what_concerns_the_model_comes_first_and_without_a_batch_size(golden):

@@ -8,7 +8,7 @@ import pytest
 from tests.facts import batch, judgement, report, timing
 
 from pytest_cudagraph.report import suggestions
-from pytest_cudagraph.values import Interval, Verdict
+from pytest_cudagraph.values import Interval, MinSource, Verdict
 
 
 def measured(batch_size, low, noise_ratio=0.004, **rest):
@@ -38,6 +38,18 @@ def test_batch_sizes_that_agree_need_no_mapping():
 def test_a_test_that_failed_its_gate_is_told_what_it_would_pass():
     failed = batch(1, judgement(Verdict.FAILED), timing=timing(120.0, 110.0))
     assert suggested(failed) == "@pytest.mark.graph_speedup(min=1.00)"
+
+
+@pytest.mark.parametrize(
+    ("source", "line"),
+    [
+        (MinSource(place="marker"), "@pytest.mark.graph_speedup(min=2.00)"),
+        (MinSource(place="marker", is_mapping=True), "@pytest.mark.graph_speedup(min={1: 2.00, 8: 2.00})"),
+        (MinSource(place="argument"), "min_speedup=2.00 in the call: its argument overrides markers"),
+    ],
+)
+def test_what_is_suggested_would_be_heard_where_it_is_written(source, line):
+    assert suggested(measured(1, 2.10), measured(8, 2.08), min_source=source) == line
 
 
 def test_what_has_no_lower_bound_is_left_out():

@@ -145,6 +145,28 @@ def test_the_lines_below_read_as_reviewed(golden):
     assert all(len(line) <= 100 or LONG in line for line in lines)
 
 
+def test_every_entry_that_was_replaced_is_named_with_what_was_accepted():
+    text = "replay 56.7 -> 243.9 µs (+330 %), 32 -> 62 kernels"
+    replaced = [(f"test_a.py::test_{number}", 8, text) for number in range(51)]
+    lines = closing([], COUNTS, wrote=(51, "a.json"), replaced=replaced)
+    assert lines[1:3] == [
+        f"accepted: test_a.py::test_0, batch 8: {text}",
+        f"accepted: test_a.py::test_1, batch 8: {text}",
+    ]
+    assert lines[50:] == [
+        f"accepted: test_a.py::test_49, batch 8: {text}",
+        "accepted: ... and 1 more",
+        "wrote 51 entries to a.json",
+    ]
+
+
+def test_what_strict_misses_is_called_missing():
+    lacks = judgement(Verdict.NOT_JUDGED, gate="baseline", reason="not compared: no entry in a.json yet")
+    found = report("a", batch(8, judgement(), lacks, comparison="new"))
+    assert table([found])[2].split()[-1] == "missing"
+    assert closing([found], {"missing": 1})[1:] == ["not compared: no entry in a.json yet (1 batch size)"]
+
+
 def test_one_entry_is_one_entry():
     assert closing([], COUNTS, wrote=(1, "a.json"))[-1] == "wrote 1 entry to a.json"
 

@@ -6,6 +6,7 @@ import pytest
 
 from pytest_cudagraph.errors import InputError
 from pytest_cudagraph.settings import OPTIONS, CallSettings, MarkSettings, Settings, make_case
+from pytest_cudagraph.values import MinSource
 
 DEFAULTS = Settings(**{option.setting: option.default for option in OPTIONS})
 
@@ -34,6 +35,20 @@ def test_a_mapping_of_minimums_names_the_batch_sizes():
     assert (case.batch_sizes, case.min_speedup) == ((1, 96), {1: 2.0, 96: 1.0})
 
 
+@pytest.mark.parametrize(
+    ("mark", "argument", "source"),
+    [
+        (None, None, MinSource()),
+        (MarkSettings(min=1.5), None, MinSource(place="marker")),
+        (MarkSettings(min={1: 1.5}), None, MinSource(place="marker", is_mapping=True)),
+        (MarkSettings(min={1: 1.5}), 2.0, MinSource(place="argument")),
+        (None, {1: 2.0}, MinSource(place="argument", is_mapping=True)),
+    ],
+)
+def test_the_case_knows_who_asks_for_the_least_speedup(mark, argument, source):
+    assert case_of(mark, min_speedup=argument).min_source == source
+
+
 def test_a_batch_size_the_mapping_leaves_out_gets_the_setting():
     case = case_of(MarkSettings(min={1: 2.0}), batch_sizes=[1, 4])
     assert case.min_speedup == {1: 2.0, 4: 1.15}
@@ -51,10 +66,13 @@ def test_a_minimum_for_a_batch_size_that_is_not_measured_is_refused():
         ({"batch_sizes": [-2]}, "batch_sizes takes distinct whole numbers of at least 1, such as 1,2,4,8; found [-2]"),
         ({"compile": "jit"}, "compile takes one of none, inductor, aot; found 'jit'"),
         ({"min_speedup": -1}, "min_speedup takes a number above 0; found -1"),
-        ({"max_slowdown": "x"}, "max_slowdown takes a number of at least 0; found 'x'"),
+        ({"compile": "max-autotune", "compile_argument": "mode"},
+         "mode takes one of none, inductor, aot; found 'max-autotune'"),
+        ({"max_slowdown": "x"},
+         "max_slowdown takes a fraction from 0 to 1 (10 % is 0.1), or inf for no limit; found 'x'"),
         ({"rtol": -1}, "rtol takes a number of at least 0; found -1"),
     ],
-)
+)  # fmt: skip
 def test_a_bad_argument_is_named_with_what_is_allowed(call, text):
     with pytest.raises(InputError) as error:
         case_of(**call)

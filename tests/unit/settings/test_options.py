@@ -36,8 +36,9 @@ BAD = {
     "--cudagraph-time-budget": "nan",
     "--cudagraph-compile-timeout": "soon",
     "--cudagraph-update": "tests/",
-    "--cudagraph-base-slowdown": "-1",
+    "--cudagraph-base-slowdown": "5",
 }
+FRACTIONS = ("--cudagraph-max-slowdown", "--cudagraph-base-slowdown")
 
 
 @pytest.fixture
@@ -97,6 +98,38 @@ def test_a_bad_value_names_flag_and_value_and_what_is_allowed(settings_of, flag)
         settings_of(f"{flag}={BAD[flag]}")
     assert str(error.value).startswith(f"{flag} takes ")
     assert f"found {BAD[flag]!r}" in str(error.value)
+
+
+@pytest.mark.parametrize("flag", FRACTIONS)
+@pytest.mark.parametrize(("found", "percent"), [("10", "10 % is 0.1"), ("5", "5 % is 0.05"), ("-1", "10 % is 0.1")])
+def test_a_fraction_that_must_have_been_meant_as_percent_is_refused(settings_of, flag, found, percent):
+    with pytest.raises(pytest.UsageError) as error:
+        settings_of(f"{flag}={found}")
+    told = f"{flag} takes a fraction from 0 to 1 ({percent}), or inf for no limit; found {found!r}"
+    assert str(error.value) == told
+
+
+@pytest.mark.parametrize("flag", FRACTIONS)
+@pytest.mark.parametrize("allowed", ["1", "inf"])
+def test_a_gate_may_allow_twice_the_time_or_in_so_many_words_anything(settings_of, flag, allowed):
+    option = next(option for option in OPTIONS if option.flag == flag)
+    assert getattr(settings_of(f"{flag}={allowed}"), option.setting) == float(allowed)
+
+
+@pytest.mark.parametrize("flag", GIVEN)
+@pytest.mark.parametrize("nothing", ["", " "])
+def test_a_flag_with_an_empty_value_is_no_silent_default(settings_of, flag, nothing):
+    with pytest.raises(pytest.UsageError, match=f"^{flag} takes .*; found {nothing!r}, .* leave the flag out$"):
+        settings_of(f"{flag}={nothing}")
+
+
+def test_an_empty_value_is_answered_with_what_would_have_been(settings_of):
+    told = "as a variable that is not set gives; the setting would be"
+    remedy = "without a word: set the variable, or leave the flag out"
+    for flag, metavar, default in (("base", "REF", "off"), ("max-slowdown", "F", "0.1")):
+        with pytest.raises(pytest.UsageError) as error:
+            settings_of(f"--cudagraph-{flag}=")
+        assert str(error.value) == f"--cudagraph-{flag} takes {metavar}; found '', {told} {default} {remedy}"
 
 
 def test_a_bad_ini_value_names_the_ini_option(settings_of):

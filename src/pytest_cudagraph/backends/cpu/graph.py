@@ -56,6 +56,7 @@ class CpuGraph:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Copy the arguments in, replay, return the captured output, which the next replay overwrites."""
+        __tracebackhide__ = True
         inputs = self._open_inputs()
         # As captured: inference mode, and no autocast of a caller, which the capture has not seen.
         if _is_inference() and not _is_autocast():

@@ -36,6 +36,7 @@ class CpuInputs(StaticInputs):
         """As ``copy_in``, in inference mode only."""
         values = self._in_order(args, kwargs)
         if values is None or not self._fit(values):
+            __tracebackhide__ = True
             self.copy_in(args, kwargs)  # which also has the words for what does not fit
             return
         for at, target, *_ in self._targets:

@@ -45,6 +45,7 @@ class CudaCapturedGraph:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Copy the arguments into the static inputs, launch, return the static outputs."""
+        __tracebackhide__ = True
         if self._inputs is None:
             raise self._closed_error()
         self._inputs.copy_in(args, kwargs)
