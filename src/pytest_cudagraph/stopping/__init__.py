@@ -72,6 +72,7 @@ class EvidenceRule:
         self._ledger = Ledger()
         self._booked = 0
         self._window = Window(0.0, 0.0, 0.0)
+        self._mirrored = self._window.mirrored_at(self._boundary_log)
         self._decision: Decision = "open"
 
     @property
@@ -95,16 +96,18 @@ class EvidenceRule:
 
     def is_finished(self, elapsed_ns: float) -> bool:
         """Whether the blocks so far decide; ``elapsed_ns`` counts from the first sample of the measurement."""
+        if self._decision != "open":
+            return True
         count = len(self._log_ratios)
-        if self._decision == "open" and count >= self._next_look and elapsed_ns >= self._least_ns(count):
-            self._next_look = count + 1 + count // _LOOK_EVERY
-            decision = self._weigh()
-            if decision != "fail" or elapsed_ns >= self._least_ns_to_fail:
-                self._decision = decision
+        if count < self._next_look:
+            return False
+        if elapsed_ns < (self._min_time_ns if count >= _MANY_BLOCKS else self._min_time_ns * _FEW_BLOCKS_TIMES):
+            return False
+        self._next_look = count + 1 + count // _LOOK_EVERY
+        decision = self._weigh()
+        if decision != "fail" or elapsed_ns >= self._least_ns_to_fail:
+            self._decision = decision
         return self._decision != "open"
-
-    def _least_ns(self, blocks: int) -> float:
-        return self._min_time_ns * (1.0 if blocks >= _MANY_BLOCKS else _FEW_BLOCKS_TIMES)
 
     @property
     def _least_ns_to_fail(self) -> float:
@@ -121,12 +124,10 @@ class EvidenceRule:
 
     def _open(self, window: Window, *, at_most: int) -> bool:
         """Book by this window, unless ``at_most`` so many blocks change sides; says whether all was booked anew."""
-        now, then = window, self._window
-        moved = self._quiet.moved_between(now, then)
-        moved += self._quiet.moved_between(now.mirrored_at(self._boundary_log), then.mirrored_at(self._boundary_log))
-        is_new = moved > at_most
+        mirrored, moved_between = window.mirrored_at(self._boundary_log), self._quiet.moved_between
+        is_new = moved_between(window, self._window) + moved_between(mirrored, self._mirrored) > at_most
         if is_new:
-            self._window, self._ledger, self._booked = window, Ledger(), 0
+            self._window, self._mirrored, self._ledger, self._booked = window, mirrored, Ledger(), 0
         self._book()
         return is_new
 
@@ -134,7 +135,7 @@ class EvidenceRule:
         # What lies as far on the boundary's other side counts too: a choice of blocks that treats both sides alike
         # cannot make one of them win. Where in most blocks one arm or the other waits, there is no quiet state.
         boundary_log, book = self._boundary_log, self._ledger.book
-        (low, _, high), (mirrored_low, _, mirrored_high) = self._window, self._window.mirrored_at(boundary_log)
+        (low, _, high), (mirrored_low, _, mirrored_high) = self._window, self._mirrored
         for log_ratio in self._log_ratios[self._booked :]:
             if low <= log_ratio <= high or mirrored_low <= log_ratio <= mirrored_high:
                 book(log_ratio - boundary_log)

@@ -71,7 +71,7 @@ class QuietState:
             begin, end = bisect_left(logs, centre - reach), bisect_right(logs, centre + reach)
             if begin < end:
                 centre = logs[(begin + end) // 2]
-        return Window(low=centre - reach, centre=centre, high=centre + reach)
+        return Window(centre - reach, centre, centre + reach)
 
     def moved_between(self, one: Window, other: Window) -> int:
         """How many blocks lie between the edges of two windows."""
@@ -90,7 +90,7 @@ class Window(NamedTuple):
     def mirrored_at(self, log_ratio: float) -> Window:
         """As far from this log-ratio on its other side."""
         twice = 2 * log_ratio
-        return Window(low=twice - self.high, centre=twice - self.centre, high=twice - self.low)
+        return Window(twice - self.high, twice - self.centre, twice - self.low)
 
 
 def undisturbed(blocks: Sequence[Block]) -> list[Block]:
