@@ -16,6 +16,9 @@ from pytest_cudagraph.values import Finding, Level, Site
 _NUMBER_TAKERS = ("aten.index_put_", "aten.masked_fill", "aten.fill_")
 _LOUD_CAUSES = frozenset({"host-sync", "dynamic-shape", "host-data"})
 
+_DRAWN = "draws from the default generator, as replays do"
+_DRAWS_FIX = "none needed; if no random numbers are meant: eval()"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sign:
@@ -26,6 +29,8 @@ class Sign:
     evidence: str
     site: Site | None
     called_from: Site | None = None
+    is_legal: bool = False
+    """Whether it is drawing as replays draw too: the same subject, and no hazard."""
 
 
 def findings_of(seen: Rehearsal) -> tuple[Finding, ...]:
@@ -163,8 +168,7 @@ def _notes(seen: Rehearsal, signs: list[Sign]) -> Iterator[Sign]:
 def _draws(seen: Rehearsal) -> Iterator[Sign]:
     for operation in seen.first.operations:
         if operation.draws:
-            evidence = f"{operation.name} {_DRAWN}"
-            yield _note("rng", evidence, operation)
+            yield replace(_note("rng", f"{operation.name} {_DRAWN}", operation), is_legal=True)
 
 
 def _drawn_unseen(seen: Rehearsal, signs: list[Sign]) -> Iterator[Sign]:
@@ -225,14 +229,8 @@ def _folded(signs: list[Sign]) -> tuple[Finding, ...]:
     return tuple(_finding(group) for group in groups.values())
 
 
-_DRAWN = "draws from the default generator, as replays do"
-_DRAWS_FIX = "none needed; if no random numbers are meant: eval()"
-
-
 def _finding(group: list[Sign]) -> Finding:
     first = group[0]
-    # The same hazard, and no hazard: a replay draws from that generator what eager draws.
-    is_legal = first.evidence.endswith(_DRAWN)
     hazard = CATALOGUE[first.id]
     count = sum(sign.evidence == first.evidence for sign in group)
     times = f" ({count} times)" if count > 1 else ""
@@ -240,8 +238,8 @@ def _finding(group: list[Sign]) -> Finding:
     return Finding(
         id=first.id,
         level=first.level,
-        message=f"random numbers: the call {_DRAWN}" if is_legal else hazard.what,
-        fix=_DRAWS_FIX if is_legal else hazard.fix,
+        message=f"random numbers: the call {_DRAWN}" if first.is_legal else hazard.what,
+        fix=_DRAWS_FIX if first.is_legal else hazard.fix,
         evidence=f"{f'`{code}`: ' if code else ''}{first.evidence}{times}",
         site=first.site,
         called_from=first.called_from,

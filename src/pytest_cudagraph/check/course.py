@@ -232,10 +232,7 @@ class Course:
             finding_id = finding_id or "rebinds-state"
         if eager.random and self.entrant.graph.receipt.opaque_regions:
             evidence = (*evidence, _OTHER_RANDOM_NUMBERS)
-        # A noun is a kind and the repr of a name.
-        names = sorted(noun.partition(" ")[2][1:-1] for noun in eager.rebound)
-        assigned = (*names, *(value.partition(": ")[0] for value in eager.python))
-        return replace(difference, evidence=evidence, finding_id=finding_id, assigned=assigned)
+        return replace(difference, evidence=evidence, finding_id=finding_id, assigned=eager.assigned)
 
     def _suspects(self, example: Example, seed: int) -> Iterator[Suspect]:
         """Other questions that the replay may have answered, the likelier ones first."""

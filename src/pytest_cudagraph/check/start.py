@@ -40,6 +40,8 @@ class Answer:
     """Whether the call drew random numbers."""
     generators: Any
     """Where the call left the random generators."""
+    assigned: tuple[str, ...] = ()
+    """What is rebound, and the Python values, by the names that the model has for them."""
 
 
 class Start:
@@ -84,6 +86,7 @@ class Start:
             state=done.state,
             rebound=done.rebound,
             python=done.python,
+            assigned=done.assigned,
             inputs=_changed_arguments(example, given),
             random=not is_same_random_state(generators, seeded),
             generators=generators,
@@ -139,11 +142,12 @@ class Start:
 
     def _done(self) -> _Done:
         changes, now = self._snapshot.changes(), self._snapshot.live()
-        names = (*changes.written, *changes.rebound, *changes.added, *changes.removed)
+        rebound, python = (*changes.rebound, *changes.added), (*changes.python, *changes.training)
         return _Done(
-            state={self._noun(name): _copy(now.get(name)) for name in names},
-            rebound=frozenset(self._noun(name) for name in (*changes.rebound, *changes.added)),
-            python=(*changes.python, *changes.training),
+            state={self._noun(name): _copy(now.get(name)) for name in (*changes.written, *rebound, *changes.removed)},
+            rebound=frozenset(self._noun(name) for name in rebound),
+            python=python,
+            assigned=(*sorted(rebound), *(value.partition(": ")[0] for value in python)),
         )
 
 
@@ -154,6 +158,7 @@ class _Done:
     state: Mapping[str, torch.Tensor | None]
     rebound: frozenset[str]
     python: tuple[str, ...]
+    assigned: tuple[str, ...] = ()
 
 
 _NOTHING_DONE = _Done(state={}, rebound=frozenset(), python=())
