@@ -6,14 +6,13 @@ outside the stopping rule: nothing is started whose expected end lies beyond it 
 
 from __future__ import annotations
 
-import gc
 import math
 import random
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pytest_cudagraph import stats, stopping
+from pytest_cudagraph.collector import without_collections
 from pytest_cudagraph.measure.sampling import Progress, Sampling
 from pytest_cudagraph.measure.timer import ArmName, Bounds, Call, PerfCounterClock, Timer
 from pytest_cudagraph.measure.vetting import Vet, Vetting
@@ -63,7 +62,9 @@ def measure_arms(
     calls: dict[ArmName, Call] = {"eager": arms.eager, "replay": arms.replay}
     if arms.compiled is not None:
         calls["compiled"] = arms.compiled
-    with _garbage_collector_at_rest():
+    # A collection costs milliseconds and falls on whichever arm runs. None before it either: with torch loaded it takes
+    # a tenth of a second, and what is not collected disturbs nobody.
+    with without_collections():
         timer = Timer(calls=calls, clock=clock, synchronize=synchronize, bounds=bounds, prepare=prepare)
         warm_ns = warm_up(timer)
         vetting = Vetting(vet=vet)
@@ -75,21 +76,6 @@ def measure_arms(
 
 measure = measure_arms
 """Its short name inside the package; from outside, ``pytest_cudagraph.measure`` is this room."""
-
-
-@contextmanager
-def _garbage_collector_at_rest() -> Iterator[None]:
-    """No collection while timing: it costs milliseconds and falls on whichever arm runs.
-
-    None before it either: with torch loaded it takes a tenth of a second, and what is not collected disturbs nobody.
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _event_samples(event_timer: EventTimer | None, timer: Timer, expected_ns: float) -> list[float]:

@@ -13,8 +13,8 @@ from types import FrameType
 from torch import nn
 
 from pytest_cudagraph import sources
-from pytest_cudagraph.backends.collector import without_collections
 from pytest_cudagraph.backends.cpu.lowering import Step
+from pytest_cudagraph.collector import without_collections
 from pytest_cudagraph.errors import CudagraphError
 from pytest_cudagraph.values import Site
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import torch
 
-from pytest_cudagraph.backends.collector import without_collections
+from pytest_cudagraph.collector import without_collections
 
 
 @contextmanager
