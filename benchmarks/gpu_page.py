@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections import defaultdict
 from pathlib import Path
@@ -16,7 +17,7 @@ from benchmarks.suite.evidence import ForeignEvidence  # noqa: E402
 TARGET_RATIO = 1.15
 
 
-def main(evidence: Path = ROOT / "benchmarks" / "evidence", docs: Path = ROOT / "docs") -> int:
+def main(evidence: Path, docs: Path) -> int:
     try:
         text, runs = page.page(evidence), page.latest_of_each_device(evidence)
     except ForeignEvidence as error:
@@ -87,5 +88,13 @@ def _draw_attainable(runs: list[dict[str, Any]]) -> Any:
     return figure
 
 
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--evidence", type=Path, default=ROOT / "benchmarks" / "evidence", help="the folder to read")
+    parser.add_argument("--docs", type=Path, default=ROOT / "docs", help="the folder to write to")
+    return parser.parse_args()
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    given = _arguments()
+    sys.exit(main(given.evidence, given.docs))

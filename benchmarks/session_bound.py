@@ -5,6 +5,7 @@ python benchmarks/session_bound.py
 
 from __future__ import annotations
 
+import argparse
 import math
 import random
 from collections import Counter
@@ -119,4 +120,5 @@ def quiet() -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     main()
