@@ -8,6 +8,7 @@ import pytest
 import torch
 from tests.gpu.small_models import Mlp
 
+from pytest_cudagraph import GraphRunner
 from pytest_cudagraph.errors import CaptureRefusal
 
 
@@ -85,6 +86,18 @@ def test_the_replay_of_another_graph_inside_of_the_call_is_refused_or_right(back
     else:  # CUDA can take one graph into another
         assert outer(x * 2).eq(7).all()
     assert inner(x * 2).eq(6).all()
+
+
+def test_a_runner_inside_of_the_call_gives_the_graph_its_own_operations(backend, capture):
+    model, x = Mlp().cuda().eval(), torch.randn(8, 64, device=backend.device)
+    with GraphRunner(model, x, batch_sizes=(8,), backend=backend) as inner:
+        graph = capture(lambda x: inner(x) + 1, x)
+        assert inner.statistics.calls == 0
+        other = torch.randn_like(x)
+        with torch.inference_mode():
+            torch.testing.assert_close(graph(other), model(other) + 1)
+            torch.testing.assert_close(inner(other), model(other))
+    assert graph.receipt.operations == capture(lambda x: model(x) + 1, x).receipt.operations
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from pytest_cudagraph.backends.capturing import is_capturing
 from pytest_cudagraph.errors import CudagraphError
 from pytest_cudagraph.integrated import building
 from pytest_cudagraph.integrated.code import CompiledCode
@@ -93,7 +94,14 @@ class ServedModel:
             raise own_error
 
     def answer(self, model: Model, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> InferenceResult:
-        """What ``model``, whose path this is, gives for these arguments, in inference mode."""
+        """What ``model``, whose path this is, gives for these arguments, in inference mode.
+
+        Inside of a capture that is the model's own call, and not counted.
+        """
+        if is_capturing():
+            with torch.inference_mode():
+                output = model(*args, **kwargs)
+            return InferenceResult(output=output, path="eager", reason=Fallback.CAPTURING.value)
         with self._lock:
             asked = self._asked = _Asked(args, kwargs)
             try:

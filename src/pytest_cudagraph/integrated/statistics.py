@@ -21,6 +21,7 @@ class Fallback(str, Enum):
     RAISED = "the optimised path raised"
     UNKNOWN_MODEL = "not a model of this compiler"
     CLEANED_UP = "cleaned up"
+    CAPTURING = "inside of a capture"
 
 
 class Setback(str, Enum):

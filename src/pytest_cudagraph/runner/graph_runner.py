@@ -12,6 +12,7 @@ import torch
 
 from pytest_cudagraph import inputs, leaves
 from pytest_cudagraph.backends import open_backend
+from pytest_cudagraph.backends.capturing import is_capturing
 from pytest_cudagraph.device import choose
 from pytest_cudagraph.errors import CudagraphError, InputError
 from pytest_cudagraph.inputs import Example
@@ -121,12 +122,14 @@ class GraphRunner:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What ``model(*args, **kwargs)`` returns, in inference mode.
 
-        Does not wait for the device. Raises :class:`~pytest_cudagraph.errors.CudagraphError` once the runner is
-        closed, and what the model raises.
+        Does not wait for the device. Inside of a capture it is the model's own call, and not counted. Raises
+        :class:`~pytest_cudagraph.errors.CudagraphError` once the runner is closed, and what the model raises.
         """
+        if is_capturing():
+            self._check_open()
+            return self._model(*args, **kwargs)
         with self._lock:
-            if not self._is_open:
-                raise _closed_error()
+            self._check_open()
             # Eager and replay alike: a caller must not find inference tensors here and ordinary ones there.
             with _InferenceMode(True):
                 # Another thread may launch on a stream of its own: without this, its copy-in could overtake a replay.
@@ -136,8 +139,7 @@ class GraphRunner:
     def recapture(self) -> None:
         """Capture all graphs again, after a change that no call can see: an attribute, a hook, a global."""
         with self._lock:
-            if not self._is_open:
-                raise _closed_error()
+            self._check_open()
             self._autocast = self._autocast_now()  # what is captured now bakes it in
             self._graphs.recapture()
 
@@ -153,6 +155,10 @@ class GraphRunner:
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
+
+    def _check_open(self) -> None:
+        if not self._is_open:
+            raise CudagraphError("this GraphRunner is closed and has released its graphs; make another one")
 
     def _serve(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         values, rows = self._form.read(args, kwargs, self._sizes[-1])
@@ -203,10 +209,6 @@ class GraphRunner:
 
 def _why_not_padded(cut: NoCut | None) -> EagerReason:
     return EagerReason.MIXED_ROWS if cut is not None and cut.is_mixed else EagerReason.NOT_PADDED
-
-
-def _closed_error() -> CudagraphError:
-    return CudagraphError("this GraphRunner is closed and has released its graphs; make another one")
 
 
 def _check_options(model: Model, max_graphs: int | None, capture: str) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from pytest_cudagraph.backends.autocast import uncached_autocast
+from pytest_cudagraph.backends.capturing import capturing
 from pytest_cudagraph.backends.cpu.graph import CpuGraph, Turn
 from pytest_cudagraph.backends.cpu.intake import CpuInputs
 from pytest_cudagraph.backends.cpu.recording import record
@@ -75,7 +76,7 @@ class CpuPool:
         :class:`~pytest_cudagraph.errors.InputError` for an output that a graph cannot give.
         """
         inputs = CpuInputs(args, kwargs)
-        with torch.inference_mode(), uncached_autocast():
+        with torch.inference_mode(), uncached_autocast(), capturing():
             witness = None
             for call in range(_WARMUPS):
                 # After the first call, which may build and compile. Two calls know state that takes turns.

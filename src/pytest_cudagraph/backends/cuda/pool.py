@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from pytest_cudagraph.backends.autocast import uncached_autocast
+from pytest_cudagraph.backends.capturing import capturing
 from pytest_cudagraph.backends.cuda.generators import generators_of, states_kept
 from pytest_cudagraph.backends.cuda.gpu import Gpu
 from pytest_cudagraph.backends.cuda.graph import CudaCapturedGraph
@@ -50,7 +51,7 @@ class CudaGraphPool:
         self._check_usable()
         _check_devices(args, kwargs, self._gpu.device)
         generators = tuple(generators_of(self._gpu.device, model, args, kwargs))
-        with self._gpu.captures, self._gpu.running(), uncached_autocast(), states_kept(generators):
+        with self._gpu.captures, self._gpu.running(), uncached_autocast(), states_kept(generators), capturing():
             inputs = StaticInputs(args, kwargs)
             self._warm_up(model, inputs)
             inputs.copy_in(args, kwargs)  # a model may have written to its inputs
