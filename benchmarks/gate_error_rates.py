@@ -36,7 +36,7 @@ BUDGET_S = 10.0
 """The plugin's own default."""
 
 
-def decision_ns(blocks: int = 200, repeats: int = 300) -> float:
+def decision_ns(blocks: int = 200, repeats: int = 3000) -> float:
     """What a decision costs per block, on this machine's own clock: the fastest of several runs that stay open."""
     rng = random.Random(0)
     noisy = [Block(eager_ns=1e5 * rng.lognormvariate(0, 0.01), replay_ns=1e5) for _ in range(blocks)]

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 STAKES = (0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 0.95)
 """The shares of its capital that each of seven gamblers bets on every block; their mean wealth is the evidence."""
 
-_BOTH_SIDES = (*STAKES, *(-stake for stake in STAKES))
+_OTHER_SIDE = tuple(-stake for stake in STAKES)
 
 _MOST_CORRELATION = 0.5
 """Stronger correlation counts as this much: beyond it a measurement would never end."""
@@ -35,7 +35,8 @@ class Scorer:
         insort(sizes, size)
         if scale <= 0.0:
             return math.copysign(1.0, difference) if difference else 0.0
-        return max(-1.0, min(1.0, difference / scale))
+        score = difference / scale
+        return 1.0 if score > 1.0 else -1.0 if score < -1.0 else score  # a third of what min and max would take
 
 
 class Correlation:
@@ -76,23 +77,40 @@ class Correlation:
         return (1.0 + correlation) / (1.0 - correlation)
 
 
+class Side:
+    """Seven gamblers who bet on one side. Their bets are settled when one asks: mostly nobody asks for the other."""
+
+    __slots__ = ("_settled", "_stakes", "_wealth")
+
+    def __init__(self, stakes: tuple[float, ...]) -> None:
+        self._stakes = stakes
+        self._wealth = [1.0] * len(stakes)
+        self._settled = 0
+
+    def evidence(self, scores: Sequence[float]) -> float:
+        """Their mean wealth after these scores, of which those settled before stay as they were."""
+        wealth, stakes = self._wealth, self._stakes
+        for score in scores[self._settled :]:
+            # No check of the lengths: this line is most of what a decision costs.
+            wealth = [held + held * stake * score for held, stake in zip(wealth, stakes)]  # noqa: B905
+        self._wealth, self._settled = wealth, len(scores)
+        return sum(wealth) / len(stakes)
+
+
 class Ledger:
     """The wealth of both sides and the correlation of the scores, over the differences booked so far."""
 
-    __slots__ = ("_correlation", "_scorer", "_scores", "_wealth")
+    __slots__ = ("_above", "_below", "_correlation", "_scorer", "_scores")
 
     def __init__(self) -> None:
         self._scorer = Scorer()
         self._scores: list[float] = []
         self._correlation = Correlation()
-        self._wealth = [1.0] * len(_BOTH_SIDES)
+        self._above, self._below = Side(STAKES), Side(_OTHER_SIDE)
 
     def book(self, difference: float) -> None:
-        """Bet on one difference and settle the bet."""
-        score = self._scorer.score(difference)
-        self._scores.append(score)
-        # No check of the lengths: this line is most of what a decision costs.
-        self._wealth = [wealth + wealth * stake * score for wealth, stake in zip(self._wealth, _BOTH_SIDES)]  # noqa: B905
+        """Bet on one difference."""
+        self._scores.append(self._scorer.score(difference))
 
     @property
     def count(self) -> int:
@@ -102,12 +120,12 @@ class Ledger:
     @property
     def above(self) -> float:
         """The evidence for "above zero", without regard to correlation."""
-        return sum(self._wealth[: len(STAKES)]) / len(STAKES)
+        return self._above.evidence(self._scores)
 
     @property
     def below(self) -> float:
         """The evidence for "below zero"."""
-        return sum(self._wealth[len(STAKES) :]) / len(STAKES)
+        return self._below.evidence(self._scores)
 
     def is_enough(self, found: float, needed: float) -> bool:
         """Whether evidence of this ledger reaches a level, correlation allowed for."""
