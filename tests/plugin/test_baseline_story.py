@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,16 @@ import pytest
 
 GOOD = "cudagraph(Mlp().eval(), torch.randn(1, 16), min_speedup=0.01)"
 SLOW = "cudagraph(SlowUnderCapture().eval(), torch.randn(1, 16), min_speedup=0.01)"
+
+
+GATED = """
+import pytest, torch
+from models import *
+
+@pytest.mark.graph_speedup(max_new_kernels=0, max_slowdown=float("inf"))
+def test_good(cudagraph):
+    {body}
+"""
 
 
 def test_nothing_is_written_unless_asked(project):
@@ -46,21 +57,48 @@ def test_recorded_then_compared_then_slower_then_accepted(project):
 def test_new_kernels_fail_where_the_marker_gates_them(project):
     project.write(good=GOOD)
     project.measure("--cudagraph-update").assert_outcomes(passed=1)
-    project.pytester.makepyfile(
-        test_user=f"""
-        import pytest, torch
-        from models import *
-
-        @pytest.mark.graph_speedup(max_new_kernels=0, max_slowdown=float("inf"))
-        def test_good(cudagraph):
-            {SLOW}
-        """
-    )
+    project.pytester.makepyfile(test_user=GATED.format(body=SLOW))
     result = project.measure()
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
         ["E*TooManyKernels: batch *: * -> * kernels: +400 aten.mul; this test allows no new one"]
     )
+
+
+def test_the_twins_kernels_are_held_against_the_file_of_another_cpu(project):
+    project.write(good=GOOD)
+    project.measure("--cudagraph-update").assert_outcomes(passed=1)
+    text = project.baseline.read_text(encoding="utf-8")
+    name = next(iter(re.findall(r'"name": "([^"]+)",\n\s+"platform"', text)))
+    project.baseline.unlink()
+    other = project.path / ".cudagraph" / "cpu-another.json"
+    other.write_text(text.replace(name, "Another CPU"), encoding="utf-8")
+
+    project.pytester.makepyfile(test_user=GATED.format(body=GOOD))
+    project.run("--cudagraph", "--cudagraph-batch-sizes=1,2").assert_outcomes(passed=1)
+
+    project.pytester.makepyfile(test_user=GATED.format(body=SLOW))
+    result = project.run("--cudagraph", "--cudagraph-batch-sizes=1,2")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        [
+            "E*TooManyKernels: batch *: * -> * kernels: +400 aten.mul; this test allows no new one",
+            "E*the baseline's were counted on Another CPU",
+        ]
+    )
+
+
+def test_an_update_in_a_rehearsal_accepts_nothing_and_says_what_would(project):
+    project.write(good=GOOD)
+    project.measure("--cudagraph-update").assert_outcomes(passed=1)
+    recorded = project.baseline.read_text(encoding="utf-8")
+    project.pytester.makepyfile(test_user=GATED.format(body=SLOW))
+    result = project.run("--cudagraph", "--cudagraph-batch-sizes=1,2", "--cudagraph-update")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        ["E*to accept: @pytest.mark.graph_speedup(max_new_kernels=400), or --cudagraph-device=cpu --cudagraph-update"]
+    )
+    assert project.baseline.read_text(encoding="utf-8") == recorded
 
 
 def test_pytest_benchmark_reads_the_file(project, tmp_path):

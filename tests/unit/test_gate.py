@@ -396,6 +396,8 @@ def test_an_update_says_what_it_accepts_in_place_of_what(case):
 MORE = receipt(62, kernel_names={"aten.mul": 32, "aten.add": 30})
 MANY = receipt(50, kernel_names={f"aten.op{i}": 5 + i for i in range(8)} | {"aten.add": 30})
 
+COUNTED_ELSEWHERE = replace(OTHER, counted=saved(device=replace(TWIN, name="Intel Xeon", host_cpu="Intel Xeon")))
+
 STRUCTURES = {
     "same": judge_structure(receipt(), saved(), 0, device=H200),
     "same, other software": judge_structure(receipt(), saved(device=replace(H200, torch="2.11.0")), 0, device=H200),
@@ -412,6 +414,8 @@ STRUCTURES = {
     "new": judge_structure(receipt(), NEW, 0),
     "not comparable": judge_structure(receipt(), OTHER, 0),
     "not comparable, shown only": judge_structure(receipt(), OTHER, None),
+    "another CPU's": judge_structure(MORE, COUNTED_ELSEWHERE, 0, device=TWIN),
+    "another CPU's, the same": judge_structure(receipt(), COUNTED_ELSEWHERE, 0, device=TWIN),
     "another kind": judge_structure(receipt(), saved(device=TWIN), 0, device=H200),
     "uncounted": judge_structure(receipt(None), saved(), 0),
     "uncounted, shown only": judge_structure(receipt(None), saved(), None),
@@ -436,6 +440,8 @@ def test_every_word_of_the_structure_gate(golden):
         ("new", Verdict.PASSED),
         ("not comparable", Verdict.NOT_JUDGED),
         ("not comparable, shown only", Verdict.PASSED),
+        ("another CPU's", Verdict.FAILED),
+        ("another CPU's, the same", Verdict.PASSED),
         ("another kind", Verdict.NOT_JUDGED),
         ("uncounted", Verdict.NOT_JUDGED),
         ("uncounted, shown only", Verdict.PASSED),

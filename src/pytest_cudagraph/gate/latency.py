@@ -25,18 +25,20 @@ def judge_baseline(
     why_not: str = "",
     disturbance: str = "",
     receipt: Receipt | None = None,
+    update_option: str = "--cudagraph-update",
 ) -> tuple[Judgement, Comparison]:
     """Failed when the slowdown is above ``max_slowdown`` with confidence, passed when it is not, else inconclusive.
 
     With confidence: by the prediction interval over the saved sessions (:func:`pytest_cudagraph.baseline.change`).
     Hardware must be the same. Nothing to compare with is no failure; the comparison tells it apart (``new``, ``off``).
-    Where speed is not judged the comparison still is made. ``receipt`` lets the evidence name new kernels.
+    Where speed is not judged the comparison still is made. ``receipt`` lets the evidence name new kernels;
+    ``update_option`` is what would save an entry where this run measures.
     """
     if isinstance(baseline, NoBaseline):
-        return _without(baseline), baseline.comparison
+        return _without(baseline, update_option), baseline.comparison
     other = baseline.device.hardware_changes(device)
     if other:
-        return _other_hardware(other), "not-comparable"
+        return _other_hardware(other, update_option), "not-comparable"
     change = baselines.change(baseline, baselines.session_of(timing, device))
     comparison = change.comparison(max_slowdown)
     evidence = _evidence(timing, baseline, device, change, receipt)
@@ -143,18 +145,18 @@ def sessions_text(change: Change) -> str:
     return f"{text}; each divided by its own reference workload"
 
 
-def _without(baseline: NoBaseline) -> Judgement:
+def _without(baseline: NoBaseline, update_option: str) -> Judgement:
     lacks = baseline.asked_for or baseline.comparison == "not-comparable"
     verdict = Verdict.NOT_JUDGED if lacks else Verdict.PASSED
-    remedy = "" if baseline.comparison == "off" else "to save one: pytest --cudagraph --cudagraph-update"
+    remedy = "" if baseline.comparison == "off" else f"to save one: pytest --cudagraph {update_option}"
     demand = "; --cudagraph-strict asks for one" if baseline.asked_for else ""
     return Judgement(gate="baseline", verdict=verdict, reason=f"not compared: {baseline.reason}{demand}", remedy=remedy)
 
 
-def _other_hardware(changes: tuple[str, ...]) -> Judgement:
+def _other_hardware(changes: tuple[str, ...], update_option: str) -> Judgement:
     return Judgement(
         gate="baseline",
         verdict=Verdict.NOT_JUDGED,
         reason=f"not comparable: since the baseline the hardware is another: {', '.join(changes)}",
-        remedy="to save one for this device: pytest --cudagraph --cudagraph-update",
+        remedy=f"to save one for this device: pytest --cudagraph {update_option}",
     )

@@ -1,4 +1,4 @@
-"""The structure gate: how many kernels the graph holds. Exact, free of noise, the same on every machine of a kind."""
+"""The structure gate: how many kernels the graph holds. Exact, free of noise, on the twin the same on every CPU."""
 
 from __future__ import annotations
 
@@ -22,11 +22,13 @@ def judge_structure(
     """Failed with more than ``max_new_kernels`` kernels over the baseline; None: shown only.
 
     Counts of different kinds of device (operations on the twin, kernel nodes on CUDA) are not compared: give
-    ``device`` to have that checked, and changes of software named.
+    ``device`` to have that checked, and changes of software or of the CPU named.
     """
     if receipt.kernels is None:
         return _uncounted(receipt.not_counted or "this backend does not count kernels", max_new_kernels)
     found = plural(receipt.kernels, "kernel")
+    if isinstance(baseline, NoBaseline) and baseline.counted is not None:
+        baseline = baseline.counted
     if isinstance(baseline, NoBaseline):
         # A first run has nothing to be compared with, and must not stay unproved for that.
         asked = max_new_kernels if baseline.comparison == "not-comparable" else None
@@ -35,8 +37,13 @@ def judge_structure(
         return _uncounted(f"{found}; the baseline holds no count", max_new_kernels)
     if device is not None and device.kind != baseline.device.kind:
         return _uncounted(f"{found}, not compared: the baseline is of {baseline.device.kind}", max_new_kernels)
-    evidence = () if device is None else software_changes(baseline.device, device)
+    evidence = () if device is None else _other_machine(baseline.device, device)
     return _compared(receipt, baseline.kernels, baseline.kernel_names, max_new_kernels, evidence)
+
+
+def _other_machine(before: DeviceInfo, now: DeviceInfo) -> tuple[str, ...]:
+    elsewhere = (f"the baseline's were counted on {before.name}",) if before.name != now.name else ()
+    return (*elsewhere, *software_changes(before, now))
 
 
 def _compared(

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from pytest_cudagraph import device
 from pytest_cudagraph.backends import open_backend
@@ -38,6 +39,8 @@ class Bench:
     """Whether saved entries are being replaced on request, and so hold nobody back."""
     saves: bool = False
     """Whether what is not saved yet will be, by this very run."""
+    update_option: str = "--cudagraph-update"
+    """What has to be asked for, for an entry to be written where this run measures."""
     is_strict: bool = False
     reference: Reference | None = None
     """What latencies are divided by before they are held against other sessions'."""
@@ -49,13 +52,21 @@ class Bench:
         found = self.saved.get((name, batch_size))
         if found is not None:
             return found
-        others = [entry.device.name for entry in self.elsewhere if (entry.name, entry.batch_size) == (name, batch_size)]
+        others = [entry for entry in self.elsewhere if (entry.name, entry.batch_size) == (name, batch_size)]
         if others:
-            reason = f"the baseline is of {', '.join(sorted(set(others)))}; this run is on {self.device.name}"
-            return NoBaseline(comparison="new" if self.saves else "not-comparable", reason=reason)
+            names = ", ".join(sorted({entry.device.name for entry in others}))
+            reason = f"the baseline is of {names}; this run is on {self.device.name}"
+            comparison: Literal["new", "not-comparable"] = "new" if self.saves else "not-comparable"
+            return NoBaseline(comparison=comparison, reason=reason, counted=self._counted(others))
         file = f"{self.baseline_file.parent.name}/{self.baseline_file.name}"
         asked_for = self.is_strict and not self.saves
         return NoBaseline(comparison="new", reason=f"no entry in {file} yet", asked_for=asked_for)
+
+    def _counted(self, others: Sequence[SavedBatch]) -> SavedBatch | None:
+        """The last saved of these whose kernels are countable here too: any CPU runs the twin's operations, and a GPU
+        chooses kernels by its model."""
+        alike = [entry for entry in others if entry.device.kind == self.device.kind == "cpu"]
+        return max(alike, key=lambda entry: entry.saved_at, default=None)
 
     def held_to(self, name: str, batch_size: int) -> SavedBatch | NoBaseline:
         """The saved entry; where it is about to be replaced on request, nothing to be held to."""
@@ -91,11 +102,18 @@ def open_bench(option: str, settings: Settings) -> Bench:
         baseline_file=store.path,
         clock=clock,
         reference=Reference(backend, clock),
-        replaces=settings.update in ("changed", "all"),
-        saves=settings.update != "never",
+        # What is not judged is not written, and so replaces nothing.
+        replaces=judged and settings.update in ("changed", "all"),
+        saves=judged and settings.update != "never",
+        update_option=_update_option(choice, settings),
         is_strict=settings.strict,
         waiting_processes=_waiting_processes(settings),
     )
+
+
+def _update_option(choice: device.Choice, settings: Settings) -> str:
+    of_rehearsal = "" if choice.judged else "--cudagraph-device=cpu "
+    return f"{of_rehearsal}--cudagraph-update{' without -n' if settings.workers > 1 else ''}"
 
 
 def _waiting_processes(settings: Settings) -> int:

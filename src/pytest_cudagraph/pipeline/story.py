@@ -231,6 +231,7 @@ class Story:
             why_not=bench.why_not,
             disturbance=disturbance,
             receipt=receipt,
+            update_option=bench.update_option,
         )
         of_speedup = gate.judge_speedup(
             timing,
@@ -266,6 +267,7 @@ class Story:
             not_judged=self._audit.not_judged,
             notes=self._audit.notes,
             min_source=self.case.min_source,
+            update_option=self.bench.update_option,
         )
 
     @property

@@ -16,7 +16,8 @@ def acceptances(report: GraphReport, missed: Sequence[Judgement]) -> list[str]:
     lines = [_speedup_line(report)] if any(each.gate == "speedup" for each in missed) else []
     kernels = _largest(missed, "structure")
     if kernels is not None:
-        lines.append(f"to accept: @pytest.mark.graph_speedup(max_new_kernels={kernels:g}), or --cudagraph-update")
+        marker = f"@pytest.mark.graph_speedup(max_new_kernels={kernels:g})"
+        lines.append(f"to accept: {marker}, or {report.update_option}")
     slowdown = _largest(missed, "base")
     if slowdown is not None:
         lines.append(f"to accept: --cudagraph-base-slowdown={slowdown:.2f}")

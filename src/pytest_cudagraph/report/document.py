@@ -20,6 +20,7 @@ from pytest_cudagraph.values import (
     Finding,
     GraphReport,
     Interval,
+    Judgement,
     Latency,
     NoBaseline,
     SavedBatch,
@@ -86,8 +87,10 @@ def rows_of_document(found: Mapping[str, Any]) -> list[Row]:
 
 def _rows(test: Mapping[str, Any]) -> list[Row]:
     if not test["batches"]:
+        # Documents of earlier versions have no judgements, here and below.
+        reasons = [each["reason"] for each in test.get("judgements", ()) if each["verdict"] == test["verdict"]]
         errors = [finding["message"] for finding in test["findings"] if finding["level"] == "error"]
-        note = errors[0] if errors else ""
+        note = next(iter([*reasons, *errors]), "")
         return [Row(test=test["name"], batch_size=None, word=test["verdict"].replace("-", " "), note=note)]
     return [_row(test["name"], batch) for batch in test["batches"]]
 
@@ -105,8 +108,15 @@ def _row(name: str, batch: Mapping[str, Any]) -> Row:
         replay_ns=_median_ns(batch["replay"]),
         speedup=_interval(batch["speedup"]),
         min_speedup=None if batch["min_speedup"] is None else float(batch["min_speedup"]),
-        note=(batch["reason"] or "") if untimed else "",
+        note=(batch["reason"] or "") if untimed else _kernels_note(batch),
     )
+
+
+def _kernels_note(batch: Mapping[str, Any]) -> str:
+    """How the graph has changed, where it has."""
+    if batch["baseline"] is None or batch["baseline"]["kernels"] == batch["kernels"]:
+        return ""
+    return next((each["reason"] for each in batch.get("judgements", ()) if each["gate"] == "structure"), "")
 
 
 def _median_ns(latency: Mapping[str, Any] | None) -> float | None:
@@ -124,7 +134,12 @@ def _test(report: GraphReport) -> dict[str, Any]:
         "nodeid": report.nodeid,
         "name": report.name,
         "verdict": report.verdict.value,
+        "compile_mode": report.compile_mode,
+        "compile_seconds": None if report.compile_ns is None else _seconds(report.compile_ns),
         "findings": [_finding(finding) for finding in report.findings],
+        "judgements": [_judgement(judgement) for judgement in report.judgements],
+        "not_judged": list(report.not_judged),
+        "notes": list(report.notes),
         "batches": [_batch(batch) for batch in report.batches],
     }
 
@@ -142,6 +157,17 @@ def _finding(finding: Finding) -> dict[str, Any]:
     }
 
 
+def _judgement(judgement: Judgement) -> dict[str, Any]:
+    return {
+        "gate": judgement.gate,
+        "verdict": judgement.verdict.value,
+        "reason": judgement.reason,
+        "evidence": list(judgement.evidence),
+        "remedy": judgement.remedy,
+        "hazard": judgement.hazard or None,
+    }
+
+
 def _batch(batch: BatchReport) -> dict[str, Any]:
     timing, receipt = _timing(batch), batch.receipt
     return {
@@ -149,6 +175,7 @@ def _batch(batch: BatchReport) -> dict[str, Any]:
         "verdict": batch.verdict.value,
         "word": batch.word,
         "reason": batch.worst.reason if batch.worst else None,
+        "judgements": [_judgement(judgement) for judgement in batch.judgements],
         "min_speedup": batch.min_speedup,
         "speedup": _speedup(timing.speedup) if timing else None,
         "eager": _latency(timing.eager) if timing else None,

@@ -78,6 +78,8 @@ class GraphReport:
     notes: tuple[str, ...] = ()
     """What is legal and seldom meant: a model in training mode."""
     min_source: MinSource = MinSource()
+    update_option: str = "--cudagraph-update"
+    """What has to be asked for, for an entry to be written where this was measured."""
 
     @property
     def verdict(self) -> Verdict:

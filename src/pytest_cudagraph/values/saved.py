@@ -57,6 +57,8 @@ class NoBaseline:
     reason: str
     asked_for: bool = False
     """Whether the run demands a saved entry (``--cudagraph-strict``): its lack is then no pass."""
+    counted: SavedBatch | None = None
+    """Another device's entry: its latencies are not comparable, its kernels are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,8 @@ from pytest_cudagraph.pipeline.bench import open_bench
 from pytest_cudagraph.settings import OPTIONS, Settings
 from pytest_cudagraph.values import NoBaseline
 
+NO_GPU = device.Missing(found="no driver", remedy="install one")
+
 
 @pytest.mark.parametrize(
     ("given", "waiting"),
@@ -51,3 +53,42 @@ def test_what_another_device_has_saved_does_not_keep_this_one_from_saving(tmp_pa
     reason = f"the baseline is of NVIDIA H200; this run is on {here.device.name}"
     found = replace(here, elsewhere=(elsewhere,)).find_saved("a", 8)
     assert found == NoBaseline(comparison=comparison, reason=reason)
+
+
+def bench_of(tmp_path, option="cpu", **given):
+    settings = Settings(**{each.setting: each.default for each in OPTIONS} | given, rootdir=tmp_path)
+    return open_bench(option, settings)
+
+
+def test_of_other_cpus_the_last_saved_entry_lends_its_kernels_and_a_gpus_does_not(tmp_path):
+    of_gpu = facts.saved("a", 8, saved_at="2026-11-30")
+    old, new = (facts.saved("a", 8, device=facts.CPU, saved_at=date) for date in ("2026-11-01", "2026-11-02"))
+    other = facts.saved("b", 8, device=facts.CPU, saved_at="2026-11-29")
+    bench = replace(bench_of(tmp_path), elsewhere=(of_gpu, new, old, other))
+    assert bench.find_saved("a", 8).counted == new
+    assert replace(bench, elsewhere=(of_gpu,)).find_saved("a", 8).counted is None
+    assert replace(bench, device=facts.H200).find_saved("a", 8).counted is None
+
+
+@pytest.mark.parametrize(
+    ("option", "given", "update_option"),
+    [
+        ("cpu", {}, "--cudagraph-update"),
+        ("auto", {}, "--cudagraph-device=cpu --cudagraph-update"),
+        ("cpu", {"workers": 2}, "--cudagraph-update without -n"),
+        ("auto", {"workers": 2}, "--cudagraph-device=cpu --cudagraph-update without -n"),
+    ],
+)
+def test_what_writes_a_baseline_is_told_as_it_works_here(tmp_path, monkeypatch, option, given, update_option):
+    monkeypatch.setattr(device, "why_no_gpu", lambda: NO_GPU)
+    assert bench_of(tmp_path, option, **given).update_option == update_option
+
+
+@pytest.mark.parametrize(("option", "opens"), [("cpu", True), ("auto", False)])
+def test_an_update_where_nothing_is_written_holds_tests_to_what_is_saved(tmp_path, monkeypatch, option, opens):
+    monkeypatch.setattr(device, "why_no_gpu", lambda: NO_GPU)
+    bench = bench_of(tmp_path, option, update="all")
+    saved = facts.saved("a", 8, device=bench.device)
+    bench = replace(bench, saved={("a", 8): saved})
+    assert (bench.replaces, bench.saves) == (opens, opens)
+    assert (bench.held_to("a", 8) == saved) is not opens

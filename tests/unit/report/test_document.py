@@ -51,11 +51,13 @@ def test_the_document_has_just_the_fields_of_its_schema():
 
     assert set(found) == {"schema", "device", "settings", "tests"}
     (test,) = found["tests"]
-    assert set(test) == {"nodeid", "name", "verdict", "findings", "batches"}
+    assert set(test) == set(
+        "nodeid name verdict compile_mode compile_seconds findings judgements not_judged notes batches".split()
+    )
     assert set(test["findings"][0]) == {"id", "level", "file", "line", "called_from", "message", "fix"}
     fields = (
-        "batch_size verdict word reason min_speedup speedup eager compiled replay reference kernels capture_seconds "
-        "memory_bytes receipt check baseline base measure_seconds blocks seed"
+        "batch_size verdict word reason judgements min_speedup speedup eager compiled replay reference kernels "
+        "capture_seconds memory_bytes receipt check baseline base measure_seconds blocks seed"
     )
     assert all(set(each) == set(fields.split()) for each in test["batches"])
     assert set(test["batches"][0]["eager"]) == {"median", "q25", "samples"}
@@ -156,10 +158,48 @@ def test_settings_may_be_a_dataclass():
 
 def test_a_document_gives_the_table_of_its_run():
     compiled = replace(report("b"), batches=(), judgements=(judgement(Verdict.NOT_CAPTURED, gate="compile"),))
-    found = json.loads(json_text(document([story(), compiled], H200, {})))
+    more = judgement(gate="structure", reason="44 -> 46 kernels: +2 aten.mul")
+    grown = report("c", batch(8, judgement(), more, baseline=replace(saved(), kernels=44)))
+    found = json.loads(json_text(document([story(), compiled, grown], H200, {})))
 
-    lines = render([*rows_of(story()), *rows_of(compiled)])
-    assert render(rows_of_document(found)) == [line for line in lines if "compile not-captured" not in line]
+    lines = render([*rows_of(story()), *rows_of(compiled), *rows_of(grown)])
+    assert render(rows_of_document(found)) == lines
+    assert {"compile not-captured", "44 -> 46 kernels: +2 aten.mul"} <= {line.strip() for line in lines}
+
+
+def test_an_earlier_document_shows_the_audits_error_in_place_of_a_reason():
+    found = document([replace(story(), batches=())], H200, {})
+    for test in found["tests"]:
+        del test["judgements"]
+    (row,) = rows_of_document(found)
+    assert row.note == "a number is baked in"
+
+
+def test_what_concerns_the_model_as_a_whole_is_told():
+    failed = judgement(
+        Verdict.FAILED, gate="eager", reason="the model raised: no", evidence=("model.py:12",), remedy="fix"
+    )
+    told = replace(
+        report(NAME),
+        batches=(),
+        judgements=(failed,),
+        not_judged=("mylib::op",),
+        notes=("training mode",),
+        compile_ns=2e9,
+    )
+    (test,) = document([told], H200, {})["tests"]
+    assert test["judgements"] == [
+        {
+            "gate": "eager",
+            "verdict": "failed",
+            "reason": "the model raised: no",
+            "evidence": ["model.py:12"],
+            "remedy": "fix",
+            "hazard": None,
+        }
+    ]
+    assert (test["not_judged"], test["notes"]) == (["mylib::op"], ["training mode"])
+    assert (test["compile_mode"], test["compile_seconds"]) == (told.compile_mode, 2.0)
 
 
 def test_a_document_without_words_has_those_of_its_verdicts():
