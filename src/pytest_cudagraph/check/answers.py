@@ -16,11 +16,11 @@ from pytest_cudagraph.check.compare import (
     furthest,
     has_nan,
     rounding_limit,
-    same_bits,
     spread,
 )
 from pytest_cudagraph.check.start import Answer
 from pytest_cudagraph.inputs.objects import is_opaque
+from pytest_cudagraph.leaves import same_bits
 
 Tensors = Mapping[str, torch.Tensor]
 Pair = tuple[str, Any, Any]

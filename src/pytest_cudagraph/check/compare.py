@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
+from pytest_cudagraph.leaves import kind_of, same_bits
+
 # The table of torch.testing.assert_close, (rtol, atol); every other dtype is compared exactly.
 _DTYPE_TOLERANCES: dict[torch.dtype, tuple[float, float]] = {
     torch.float16: (1e-3, 1e-5),
@@ -50,13 +52,6 @@ class Difference:
     """State and Python values that eager assigns, by name."""
 
 
-def same_bits(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """Whether two tensors are alike to the last bit, NaN payloads and the sign of zero included."""
-    if _kind(first) != _kind(second) or first.shape != second.shape:
-        return False
-    return torch.equal(_bits(first), _bits(second))
-
-
 def has_nan(tensor: torch.Tensor) -> bool:
     """Whether any element is NaN; never for whole numbers and booleans."""
     return _is_inexact(tensor.dtype) and bool(torch.isnan(_dense(tensor)).any())
@@ -66,7 +61,7 @@ def spread(first: torch.Tensor, second: torch.Tensor) -> float:
     """The largest absolute difference of two tensors; infinite where no number can tell (shape, NaN, infinities)."""
     if same_bits(first, second):
         return 0.0
-    if _kind(first) != _kind(second) or first.shape != second.shape:
+    if kind_of(first) != kind_of(second) or first.shape != second.shape:
         return math.inf
     largest = float(_gaps(_dense(first), _dense(second)).max())
     # Beyond 2**53 two whole numbers may lie closer together than double precision can tell.
@@ -190,10 +185,6 @@ def _unlike(eager: torch.Tensor, replay: torch.Tensor) -> tuple[str, str] | None
     return None
 
 
-def _kind(tensor: torch.Tensor) -> tuple[torch.dtype, torch.device, torch.layout]:
-    return tensor.dtype, tensor.device, tensor.layout
-
-
 def _is_inexact(dtype: torch.dtype) -> bool:
     return dtype.is_floating_point or dtype.is_complex
 
@@ -207,11 +198,3 @@ def _dense(tensor: torch.Tensor) -> torch.Tensor:
         tensor = tensor.to_dense()
     # The eight-bit floats know how to be converted and little else.
     return tensor.float() if tensor.dtype.is_floating_point and tensor.itemsize == 1 else tensor
-
-
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    tensor = tensor.detach()
-    # Viewing a quantized tensor as bytes ends the process.
-    tensor = tensor.int_repr() if tensor.is_quantized else tensor
-    tensor = tensor if tensor.layout is torch.strided else tensor.to_dense()
-    return tensor.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)

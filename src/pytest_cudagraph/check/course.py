@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 
 from pytest_cudagraph import inputs, leaves
 from pytest_cudagraph.check import answers
-from pytest_cudagraph.check.compare import Difference, Tolerance, same_bits
+from pytest_cudagraph.check.compare import Difference, Tolerance
 from pytest_cudagraph.check.diagnosis import Suspect, because, explain
 from pytest_cudagraph.check.start import Answer, Start, is_same_random_state
 from pytest_cudagraph.errors import CudagraphError, DeadTensorError, InputError
 from pytest_cudagraph.inputs import Example
+from pytest_cudagraph.leaves import same_bits
 from pytest_cudagraph.protocols import CapturedGraph, Model
 from pytest_cudagraph.values import Agreement, Disagreement
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from pytest_cudagraph.check.compare import Difference, Tolerance, compare, same_bits
+from pytest_cudagraph.check.compare import Difference, Tolerance, compare
 from pytest_cudagraph.check.start import Answer
+from pytest_cudagraph.leaves import same_bits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

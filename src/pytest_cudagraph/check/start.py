@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from pytest_cudagraph import inputs, leaves, state
-from pytest_cudagraph.check.compare import same_bits
 from pytest_cudagraph.errors import CudagraphError
 from pytest_cudagraph.inputs import Example
 from pytest_cudagraph.inputs.objects import opaque_arguments
@@ -87,7 +86,7 @@ class Start:
             rebound=done.rebound,
             python=done.python,
             assigned=done.assigned,
-            inputs=_changed_arguments(example, given),
+            inputs=inputs.changed_tensors(example, given),
             random=not is_same_random_state(generators, seeded),
             generators=generators,
         )
@@ -184,18 +183,6 @@ def _nouns(model: Model, live: Mapping[str, torch.Tensor]) -> dict[str, str]:
 def _all_names(changes: Changes) -> list[str]:
     tensors = (*changes.written, *changes.rebound, *changes.added, *changes.removed)
     return [*tensors, *changes.python, *changes.training]
-
-
-def _changed_arguments(example: Example, given: Example) -> tuple[str, ...]:
-    before, after = _named_arguments(example), _named_arguments(given)
-    # A model may take items out of a dict it is given: gone is not changed.
-    return tuple(name for name, tensor in before.items() if name in after and not same_bits(tensor, after[name]))
-
-
-def _named_arguments(example: Example) -> dict[str, torch.Tensor]:
-    named = [(f"args{path}", leaf) for path, leaf in leaves.named_leaves(example.args)]
-    named += [(f"kwargs{path}", leaf) for path, leaf in leaves.named_leaves(example.kwargs)]
-    return {name: leaf for name, leaf in named if isinstance(leaf, torch.Tensor)}
 
 
 def is_same_random_state(first: Any, second: Any) -> bool:

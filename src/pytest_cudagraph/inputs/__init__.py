@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pytest_cudagraph.inputs.adversarial import adversaries, beside, lowered, row_dims
-from pytest_cudagraph.inputs.example import Example, check_device, clone
+from pytest_cudagraph.inputs.example import Example, changed_tensors, check_device, clone, named_tensors
 from pytest_cudagraph.inputs.fresh import fresh
 from pytest_cudagraph.inputs.resize import (
     Resizing,
@@ -21,12 +21,14 @@ __all__ = [
     "batch_examples",
     "batched_dims",
     "beside",
+    "changed_tensors",
     "check_device",
     "check_sizes",
     "clone",
     "example_batch_size",
     "fresh",
     "lowered",
+    "named_tensors",
     "resizing",
     "row_dims",
 ]

@@ -26,6 +26,16 @@ def named_tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, to
     return {argument_name(path): leaf for path, leaf in named if isinstance(leaf, torch.Tensor)}
 
 
+def changed_tensors(before: Example, after: Example) -> tuple[str, ...]:
+    """The tensors of ``before``, by name, that hold other bits in ``after``.
+
+    A model may take items out of a dict it is given: gone is not changed.
+    """
+    now = named_tensors(after.args, after.kwargs)
+    then = named_tensors(before.args, before.kwargs)
+    return tuple(name for name, tensor in then.items() if name in now and not leaves.same_bits(tensor, now[name]))
+
+
 def argument_name(path: str) -> str:
     """``args[0]`` or ``kwargs['mask']``, from a path into the pair ``(args, kwargs)``."""
     return ("args" if path.startswith("[0]") else "kwargs") + path[len("[0]") :]

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from pytest_cudagraph.leaves.bits import kind_of as kind_of
+from pytest_cudagraph.leaves.bits import same_bits as same_bits
 from pytest_cudagraph.leaves.nodes import KeyOrder, known_node, node_of
 
 

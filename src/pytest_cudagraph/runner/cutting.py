@@ -1,8 +1,9 @@
-"""What is captured, and what a few eager calls tell of it: where outputs have rows, and whether these may be padded."""
+"""What is captured, and what a few eager calls tell of it: what is written, where outputs have rows, whether to pad."""
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +13,9 @@ from pytest_cudagraph import inputs, leaves
 from pytest_cudagraph.backends.traps import TrapGuard
 from pytest_cudagraph.inputs import Example
 from pytest_cudagraph.protocols import Backend, Model
-from pytest_cudagraph.runner.independence import Rows, why_dependent
-from pytest_cudagraph.runner.rows import Cut, NoCut, find_cut
+from pytest_cudagraph.runner.independence import Rows, why_dependent, why_state_differs
+from pytest_cudagraph.runner.rows import Cut, NoCut, find_cut, padded
+from pytest_cudagraph.runner.statistics import EagerReason
 from pytest_cudagraph.state import Undo
 
 _SEED = 0
@@ -57,8 +59,17 @@ class _Calls:
 
     def guarded(self, example: Example) -> Any:
         """The same for values that the model may not take, which on a GPU could end the process's work."""
-        with TrapGuard() if self._setup.backend.kind == "cuda" else nullcontext():
+        with self._trap():
             return self(example)
+
+    def written(self, example: Example) -> Mapping[str, torch.Tensor]:
+        """What such a call, of values that the model may not take, leaves in its state, by name."""
+        with self._trap(), self._undo.undone(), self._setup.backend.running():
+            self._setup.model(*example.args, **example.kwargs)
+            return self._undo.written()
+
+    def _trap(self) -> AbstractContextManager[object]:
+        return TrapGuard() if self._setup.backend.kind == "cuda" else nullcontext()
 
 
 def learn_cut(setup: Setup, undo: Undo, rows: int) -> Cut | NoCut:
@@ -76,7 +87,38 @@ def learn_cut(setup: Setup, undo: Undo, rows: int) -> Cut | NoCut:
         cut,
         is_random=calls.is_random,
     )
-    return NoCut(why, is_mixed=True) if why else cut
+    if why:
+        return NoCut(why, EagerReason.MIXED_ROWS)
+    trials = [(fewer, _padded(setup, fewer, rows)) for fewer in (inputs.fresh(shorter, _SEED), shorter)]
+    why = why_state_differs(calls.written, trials)
+    return NoCut(why, EagerReason.PADDED_STATE) if why else cut
+
+
+def written_arguments(setup: Setup, undo: Undo, rows: int) -> tuple[str, ...]:
+    """The tensors among the arguments that an eager call writes to: ``args[1]``.
+
+    By torch's counters of versions, which see a write of what was there before, as zeros into an empty cache; and by
+    the bits, for the few ways around the counters (``.data``, the statistics of a batch norm).
+    """
+    example = setup.example_at(rows)
+    with torch.inference_mode(False):  # inference tensors have no versions
+        given = inputs.clone(example)
+    tensors = inputs.named_tensors(given.args, given.kwargs)
+    versions = {name: tensor._version for name, tensor in tensors.items()}
+    _Calls(setup, undo)(given)
+    changed = inputs.changed_tensors(example, given)
+    return tuple(name for name, tensor in tensors.items() if name in changed or tensor._version != versions[name])
+
+
+def _padded(setup: Setup, shorter: Example, rows: int) -> Example:
+    """``shorter`` as a call of so many rows is padded to ``rows``."""
+    values, structure = leaves.flatten((shorter.args, shorter.kwargs))
+    dims = inputs.batched_dims(setup.example.args, setup.example.kwargs, setup.batch_dim)
+    wide = [
+        value if dim is None else padded(value, dim % value.ndim, rows) for value, dim in zip(values, dims, strict=True)
+    ]
+    args, kwargs = leaves.unflatten(structure, wide)
+    return Example(args=args, kwargs=kwargs)
 
 
 def _mixed(setup: Setup, rows: int, kept: int) -> Example:

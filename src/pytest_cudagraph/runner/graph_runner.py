@@ -62,8 +62,9 @@ class GraphRunner:
         check_rows: bool = True,
         backend: Backend | None = None,
     ) -> None:
+        flags = {"clone_outputs": clone_outputs, "strict": strict, "check_rows": check_rows}
+        _check_options(model, kwargs, max_graphs, capture, flags)
         example = Example(args=example_inputs, kwargs=dict(kwargs or {}))
-        _check_options(model, max_graphs, capture)
         self._sizes = _checked_sizes(example, batch_sizes, batch_dim)
         self._size_for = [self._sizes[bisect_left(self._sizes, rows)] for rows in range(self._sizes[-1] + 1)]
         self._backend = backend or _open_backend(device, example)
@@ -208,12 +209,17 @@ class GraphRunner:
 
 
 def _why_not_padded(cut: NoCut | None) -> EagerReason:
-    return EagerReason.MIXED_ROWS if cut is not None and cut.is_mixed else EagerReason.NOT_PADDED
+    return EagerReason.NOT_PADDED if cut is None else cut.reason
 
 
-def _check_options(model: Model, max_graphs: int | None, capture: str) -> None:
+def _check_options(model: Model, kwargs: Any, max_graphs: int | None, capture: str, flags: Mapping[str, Any]) -> None:
     if not callable(model):
         raise InputError(f"the model must be callable; found {type(model).__name__}")
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        raise InputError(f"kwargs is a mapping of keyword arguments; found {type(kwargs).__name__}")
+    for name, flag in flags.items():
+        if not isinstance(flag, bool):
+            raise InputError(f"{name} is True or False; found {flag!r}")
     if capture not in ("now", "lazy"):
         raise InputError(f"capture is 'now' or 'lazy'; found {capture!r}")
     if max_graphs is not None and (type(max_graphs) is not int or max_graphs < 1):

@@ -11,7 +11,7 @@ import torch
 from pytest_cudagraph.errors import CaptureRefusal, InputError
 from pytest_cudagraph.inputs.objects import opaque_arguments
 from pytest_cudagraph.protocols import CapturedGraph
-from pytest_cudagraph.runner.cutting import Setup, learn_cut
+from pytest_cudagraph.runner.cutting import Setup, learn_cut, written_arguments
 from pytest_cudagraph.runner.rows import Cut, NoCut
 from pytest_cudagraph.runner.statistics import Tally
 from pytest_cudagraph.runner.watch import ModelWatch
@@ -31,6 +31,7 @@ class GraphSet:
         self._had: set[int] = set()
         self.refused: dict[int, Exception] = {}
         self.cut: Cut | NoCut | None = None
+        self._written: tuple[str, ...] | None = None
         self._pool = setup.backend.pool()
         self._watch = ModelWatch(setup.model)
 
@@ -72,7 +73,7 @@ class GraphSet:
         """Release all graphs and what they read."""
         self._open.clear()
         self.refused.clear()
-        self.cut = None
+        self.cut = self._written = None
         try:
             self._pool.close()
         finally:
@@ -99,6 +100,7 @@ class GraphSet:
         with undo.undone():
             graph = self._pool.capture(setup.model, example.args, example.kwargs, batch_size=size)
         kept = undo.kept
+        self._refuse_to_write(undo, graph)
         if self.cut is None and size > 1:
             self.cut = learn_cut(setup, undo, size)
         undo.assert_unchanged()
@@ -107,6 +109,18 @@ class GraphSet:
         self._tally.recaptures += size in self._had
         self._had.add(size)
         return graph
+
+    def _refuse_to_write(self, undo: Undo, graph: CapturedGraph) -> None:
+        """A replay writes to the graph's copy of an argument, and leaves the caller's as it was."""
+        if self._written is None:
+            self._written = written_arguments(self._setup, undo, graph.receipt.batch_size)
+        if self._written:
+            graph.close()
+            raise CaptureRefusal(
+                f"the call writes to its argument {self._written[0]}, and a replay would write to a copy of it",
+                hazard="mutates-input",
+                fix="clone the argument before writing to it, or keep what is updated as a buffer of the model",
+            )
 
     def _make_room(self) -> None:
         limit = self._setup.max_graphs

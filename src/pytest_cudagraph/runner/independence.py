@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,6 +49,28 @@ def why_dependent(call: Call, careful: Call, examples: Rows, cut: Cut, *, is_ran
     first, noisy, other = (cut(output, examples.kept) for output in (whole, again, mixed))
     where = _first_gap(first, other, noisy, _last_digit)
     return "" if where is None else f"output{where} depends on the other rows"
+
+
+def why_state_differs(
+    written: Callable[[Example], Mapping[str, torch.Tensor]], trials: Iterable[tuple[Example, Example]]
+) -> str:
+    """Why rows may not be padded for what a call leaves in the model's state; empty where nothing speaks against it.
+
+    ``trials`` are rows, and the same ones padded; the first that the model takes is the one that counts. A pad row
+    repeats the last one: what writes it to the same place leaves the same there; what counts it, adds it up or gives it
+    a place of its own does not. Up to half of the dtype's digits, as for outputs.
+    """
+    for rows, padded in trials:
+        alone = _taken(written, rows)
+        among = alone and _taken(written, padded)
+        if alone is None or among is None:
+            continue
+        for name in {**alone, **among}:
+            one, other = alone.get(name), among.get(name)
+            if one is None or other is None or _gap(one, other) > _half_of_the_digits(one):
+                return f"a pad row would change what a call writes to {name}"
+        return ""
+    return ""
 
 
 def _taken(call: Call, example: Example) -> Any:

@@ -10,6 +10,7 @@ import torch
 
 from pytest_cudagraph import leaves
 from pytest_cudagraph.inputs import Example
+from pytest_cudagraph.runner.statistics import EagerReason
 
 
 def padded(tensor: torch.Tensor, dim: int, rows: int) -> torch.Tensor:
@@ -42,8 +43,8 @@ class NoCut:
     """That outputs cannot be served from padded inputs, and why."""
 
     why: str
-    is_mixed: bool = False
-    """Whether that is because rows depend on each other, and not because the outputs cannot be cut."""
+    reason: EagerReason = EagerReason.NOT_PADDED
+    """As which calls that would need padding are counted."""
 
 
 def find_cut(call: Callable[[Example], Any], whole: Example, shorter: Example, rows: int) -> Cut | NoCut:

@@ -21,6 +21,7 @@ class EagerReason(str, Enum):
     REFUSED = "capture refused"
     NOT_PADDED = "outputs cannot be cut"
     MIXED_ROWS = "rows depend on each other"
+    PADDED_STATE = "padding would change state"
 
 
 @dataclass(slots=True)

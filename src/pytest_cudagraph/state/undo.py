@@ -34,6 +34,11 @@ class Undo:
         """State made while something was undone, which the model no longer holds: a graph may read it by address."""
         return tuple(self._kept.values())
 
+    def written(self) -> dict[str, torch.Tensor]:
+        """Copies of the state that by now holds other bits in the same memory, by name."""
+        live = self._snapshot.live()
+        return {name: live[name].clone() for name in self._snapshot.changes().written if name in live}
+
     @contextmanager
     def undone(self) -> Iterator[None]:
         """Undo what happens inside, whether it ends well or not."""

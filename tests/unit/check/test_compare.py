@@ -8,7 +8,8 @@ import warnings
 import pytest
 import torch
 
-from pytest_cudagraph.check.compare import Tolerance, compare, furthest, has_nan, rounding_limit, same_bits, spread
+from pytest_cudagraph.check.compare import Tolerance, compare, furthest, has_nan, rounding_limit, spread
+from pytest_cudagraph.leaves import same_bits
 
 NAN, INF = math.nan, math.inf
 DEFAULT = Tolerance()

@@ -111,7 +111,7 @@ def test_new_weights_close_the_old_graphs(model, cuda):
     assert (run.statistics.state_changes, len(cuda.graphs)) == (1, 1)
 
 
-@pytest.mark.parametrize(("is_gpu", "guards"), [(True, 1), (False, 0)])
+@pytest.mark.parametrize(("is_gpu", "guards"), [(True, 2), (False, 0)])
 def test_rows_that_were_made_up_are_tried_behind_a_guard_on_a_gpu_alone(model, cuda, monkeypatch, is_gpu, guards):
     made = []
     monkeypatch.setattr(cutting, "TrapGuard", lambda: made.append(TrapGuard()) or made[-1])
