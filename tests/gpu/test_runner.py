@@ -55,6 +55,40 @@ def test_what_no_graph_fits_runs_eager_and_the_reason_is_counted():
         assert not run.statistics.replays
 
 
+class Decode(torch.nn.Module):
+    """A row of the cache per sequence."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("cache", torch.zeros(8, 64))
+
+    def forward(self, x):
+        return self.cache[: x.shape[0]].mul_(0.5).add_(x) * 2
+
+
+def test_a_cache_that_a_pad_row_would_change_is_not_padded():
+    model, alone = Decode().cuda().eval(), Decode().cuda().eval()
+    with GraphRunner(model, rows(2), batch_sizes=(4, 8)) as run:
+        for count in (8, 3, 8, 4):
+            x = rows(count)
+            torch.testing.assert_close(run(x), eager(alone, x))
+        torch.testing.assert_close(model.cache, alone.cache)
+        assert dict(run.statistics.eager) == {"padding would change state": 1}
+
+
+def test_a_cache_that_is_handed_in_is_written_by_eager():
+    def step(x, cache):
+        return cache.mul_(0.5).add_(x) * 2
+
+    cache, alone = torch.zeros(4, 64, device="cuda"), torch.zeros(4, 64, device="cuda")
+    with GraphRunner(step, rows(4), torch.zeros_like(cache), batch_sizes=(4,)) as run:
+        for _ in range(3):
+            x = rows(4)
+            torch.testing.assert_close(run(x, cache), eager(lambda x: step(x, alone), x))
+        torch.testing.assert_close(cache, alone)
+        assert dict(run.statistics.eager) == {"capture refused": 3}
+
+
 def test_a_refused_capture_runs_eager_with_cudas_words_and_the_device_goes_on(model):
     refused = ReadsTheHost()
     with GraphRunner(refused, rows(2), batch_sizes=(2,)) as run:
