@@ -24,10 +24,13 @@ On a machine with a GPU three commands change that. The first two prove what onl
 and writes the evidence this page is made of:
 
 ```
-PYTHONPATH=src python3 -m pytest -p pytest_cudagraph.plugin tests/gpu
-PYTHONPATH=src python3 -m pytest -p pytest_cudagraph.plugin tests/conformance -m gpu
+PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 PYTHONPATH=src python3 -m pytest -p pytest_cudagraph.plugin tests/gpu
+PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 PYTHONPATH=src python3 -m pytest -p pytest_cudagraph.plugin tests/conformance -m gpu
 python3 benchmarks/gpu.py
 ```
+
+They take this source tree, whether or not the package is installed. Where packages can be installed, `python -m tox run
+-e gpu` is the first two.
 
 What has been reasoned about and not yet seen, with the tests that will show it:
 

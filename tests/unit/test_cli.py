@@ -54,6 +54,18 @@ def folder(workplace):
     return made
 
 
+@pytest.mark.parametrize(
+    "command", [[], ["baseline"], ["baseline", "prune"], ["compare"], ["explain"], ["report"], ["doctor"]]
+)
+def test_every_help_ends_with_the_exit_codes(said, command):
+    code, out, _ = said(*command, "--help")
+    told = (
+        "exit codes: 0 fine; 1 a regression (compare) or a machine unfit to judge speed (doctor); "
+        "2 something cannot be told (compare --strict); 4 a mistake of use, or a file that cannot be read"
+    )
+    assert (code, " ".join(out.split()).endswith(told)) == (0, True)
+
+
 def test_list_names_the_files_of_a_folder(said, folder, golden):
     code, out, _ = said("baseline", "list")
 

@@ -104,6 +104,13 @@ def test_an_unfit_machine_is_told_each_reason_and_what_to_change(said, machine, 
     golden("cli/doctor-unfit.txt", out)
 
 
+@pytest.mark.parametrize(("detectable_ratio", "told", "expected"), [(0.0454, "5.0 %", 0), (0.0456, "5.1 %", 1)])
+def test_what_is_shown_is_what_makes_a_machine_unfit(said, machine, detectable_ratio, told, expected):
+    machine.measured(floors=[floor(detectable_ratio=detectable_ratio)])
+    code, out, _ = said()
+    assert (code, told in out, "unfit: smallest regression" in out) == (expected, True, expected == 1)
+
+
 def test_too_few_calls_for_a_floor_make_a_machine_unfit(said, machine):
     machine.measured(floors=[floor(noise_ratio=math.inf, detectable_ratio=math.inf)])
     code, out, _ = said()
@@ -111,11 +118,11 @@ def test_too_few_calls_for_a_floor_make_a_machine_unfit(said, machine):
     assert "unfit: smallest regression seen of calls of 20.0 µs: too few calls;" in out
 
 
-@pytest.mark.parametrize("budget", ["0", "-1", "inf", "nan", "soon"])
+@pytest.mark.parametrize("budget", ["0", "-1", "inf", "nan", "soon", "1e300", "86401"])
 def test_a_budget_that_is_none_is_a_mistake_of_use(said, machine, budget):
     code, _, err = said(f"--time-budget={budget}")
     assert code == 4
-    told = f"argument --time-budget: takes seconds, a number above 0; found {budget!r}"
+    told = f"argument --time-budget: takes seconds, a number above 0, at most 86400; found {budget!r}"
     assert told in err.splitlines()[0]
 
 

@@ -30,6 +30,7 @@ from pytest_cudagraph.values import (
     Site,
     Timing,
     Verdict,
+    Weighed,
 )
 
 US = 1e3
@@ -94,6 +95,10 @@ def text(judgement: Judgement) -> str:
     return "\n  ".join([*lines, *([f"would pass at: {judgement.accept:.2f}"] if judgement.accept is not None else [])])
 
 
+def weighed(**changes) -> Weighed:
+    return Weighed(**{"quiet": 34, "elapsed_ns": 8e8, "least_ns": 3e8} | changes)
+
+
 FAILED = timed(1.052, 1.071, 1.094, "fail")
 PASSED = timed(1.29, 1.31, 1.33, "pass")
 OPEN = timed(1.08, 1.16, 1.24, "open")
@@ -122,6 +127,22 @@ SPEEDUPS = {
         ),
         1.15, judged=True,
     ),
+    "inconclusive, above, too few blocks": judge_speedup(
+        timed(1.06, 1.14, 1.16, "open", target=0.10, blocks=6, measure_ns=300_000_000), 0.10, judged=True
+    ),
+    "inconclusive, above, most blocks disturbed": judge_speedup(
+        timed(1.06, 1.14, 1.16, "open", target=0.10, weighed=weighed(quiet=16)), 0.10, judged=True
+    ),
+    "inconclusive, above, too few undisturbed blocks": judge_speedup(
+        timed(1.06, 1.14, 1.16, "open", target=0.10, blocks=14, weighed=weighed(quiet=9)), 0.10, judged=True
+    ),
+    "inconclusive, below, too short": judge_speedup(
+        timed(0.90, 0.91, 0.92, "open", weighed=weighed(elapsed_ns=5e8, least_ns=6.25e8)), 1.15, judged=True
+    ),
+    "inconclusive, below, too little evidence": judge_speedup(
+        timed(1.08, 1.10, 1.12, "open", weighed=weighed(), detectable_ratio=0.06), 1.15, judged=True
+    ),
+    "inconclusive, above, nobody can tell why": judge_speedup(timed(1.18, 1.20, 1.22, "open"), 1.15, judged=True),
     "inconclusive, disturbed": judge_speedup(
         FAILED, 1.15, judged=True, disturbance="the GPU was throttled (power cap) while it was measured"
     ),
@@ -228,6 +249,10 @@ BASELINES = {
         replace(PASSED, replay=latency(140.5), reference=replace(latency(151.0), q25_ns=110e3, q75_ns=180e3)),
         replace(saved(), sessions=FIVE), 0.10, H200, judged=True,
         receipt=receipt(62, kernel_names={"aten.mul": 32, "aten.add": 30}),
+    ),
+    "uncertain, saved beside other work": judge_baseline(
+        replace(PASSED, replay=latency(126.0), reference=latency(151.0)),
+        replace(saved(), sessions=(*FIVE[:3], replace(FIVE[3], unrest_log=0.3))), 0.10, H200, judged=True,
     ),
     "slower with eager": judge_baseline(
         replace(PASSED, eager=latency(190.0), replay=latency(140.5)), saved(), 0.10, H200, judged=True
@@ -380,6 +405,11 @@ REPLACED = {
         replace(saved(), sessions=FIVE),
         replace(saved(), sessions=facts.sessions(108.0, reference_us=120.0, device=H200)),
         "replay 112.3 -> 108.0 µs (-3.8 %; +20 % relative to the reference workload)",
+    ),
+    "slower by its lower quartile, the median by more": (
+        saved(replay=latency(140.0, 100.0)),
+        saved(replay=latency(210.0, 130.0)),
+        "replay lower quartile 100.0 -> 130.0 µs (+30 %)",
     ),
     "other hardware": (saved(device=T4), saved(), "other hardware: Tesla T4 (cuda) -> NVIDIA H200 (cuda)"),
 }

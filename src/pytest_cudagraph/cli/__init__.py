@@ -1,6 +1,7 @@
 """``pytest-cudagraph``: what can be asked outside of a test run.
 
-Exit codes: 0 fine, 1 regression, 2 inconclusive under ``--strict``, 4 a mistake of use or a file that cannot be read.
+Exit codes: 0 fine, 1 a regression or an unfit machine, 2 inconclusive under ``--strict``, 4 a mistake of use or a file
+that cannot be read.
 """
 
 from __future__ import annotations
@@ -23,7 +24,18 @@ from pytest_cudagraph.errors import CudagraphError
 __all__ = ["main"]
 
 
+_EXIT_CODES = (
+    "exit codes: 0 fine; 1 a regression (compare) or a machine unfit to judge speed (doctor); "
+    "2 something cannot be told (compare --strict); 4 a mistake of use, or a file that cannot be read"
+)
+
+
 class _Parser(argparse.ArgumentParser):
+    """Also of every subcommand: each ends its help with the exit codes."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(epilog=_EXIT_CODES, **kwargs)
+
     def error(self, message: str) -> NoReturn:
         # argparse ends with 2, which here means inconclusive.
         self.exit(USAGE, f"{self.prog}: {message}\n{self.format_usage()}")

@@ -21,10 +21,21 @@ _COMPARED = ("batch", "old", "new", "change", "eager change", "kernels")
 
 def add_command(parser: argparse.ArgumentParser) -> None:
     """The arguments of ``compare``."""
-    parser.add_argument("old", type=Path, metavar="A")
-    parser.add_argument("new", type=Path, metavar="B")
-    parser.add_argument("--fail-on", choices=("slower", "kernels", "any"), default="slower", help="default: slower")
-    parser.add_argument("--max-slowdown", type=_fraction, default=0.10, metavar="F", help="default: 0.10")
+    parser.add_argument("old", type=Path, metavar="A", help="the baseline file as it was")
+    parser.add_argument("new", type=Path, metavar="B", help="the one that is held against it")
+    parser.add_argument(
+        "--fail-on",
+        choices=("slower", "kernels", "any"),
+        default="slower",
+        help="exit with 1 where a replay is slower (default), has more kernels, or either",
+    )
+    parser.add_argument(
+        "--max-slowdown",
+        type=_fraction,
+        default=0.10,
+        metavar="F",
+        help="what is not slower yet (default: 0.10, 10 %%)",
+    )
     parser.add_argument("--strict", action="store_true", help="exit with 2 where something cannot be told")
     parser.set_defaults(run=_compare)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from pytest_cudagraph import report
 from pytest_cudagraph.cli.answer import FINE, REGRESSION, Answer
 from pytest_cudagraph.errors import CudagraphError
-from pytest_cudagraph.settings.parsing import number
+from pytest_cudagraph.settings.parsing import seconds
 from pytest_cudagraph.units import latency_text, percent_text, plural
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _DEFAULT_BUDGET_S = 10.0
 
 _UNFIT_DETECTABLE = 0.05
-"""Where only more than this can be seen, a gate at the usual 5 to 10 % decides nothing."""
+"""Where only more than this can be seen, tolerance included, a gate at the usual 5 to 10 % decides nothing."""
 
 _UNFIT_BIAS = 0.02
 """A callable that seems this much faster than itself: the clock or the scheduler favours one turn."""
@@ -46,7 +46,7 @@ def add_command(command: argparse.ArgumentParser) -> None:
 
 def _seconds(text: str) -> float:
     try:
-        return number(above=0)(text)
+        return seconds(text)
     except ValueError as allowed:
         raise argparse.ArgumentTypeError(f"takes seconds, {allowed}; found {text!r}") from None
 
@@ -99,14 +99,19 @@ def _measured(option: str, budget_s: float) -> tuple[PerfCard, list[NoiseFloor]]
 
 
 def _row(floor: NoiseFloor) -> list[str]:
-    from pytest_cudagraph.pipeline.noise import TOLERANCE_RATIO
-
     return [
         latency_text(floor.call_ns),
         _percent(floor.noise_ratio),
         f"{floor.apparent.estimate:.3f}x ({floor.apparent.low:.3f}-{floor.apparent.high:.3f})",
-        _percent(TOLERANCE_RATIO + floor.detectable_ratio),
+        _percent(_smallest_regression_ratio(floor)),
     ]
+
+
+def _smallest_regression_ratio(floor: NoiseFloor) -> float:
+    """As it is shown, in tenths of a percent, so that what is judged is what is read."""
+    from pytest_cudagraph.pipeline.noise import TOLERANCE_RATIO
+
+    return round(TOLERANCE_RATIO + floor.detectable_ratio, 3)
 
 
 def _percent(ratio: float) -> str:
@@ -121,7 +126,7 @@ def _unfit(card: PerfCard, floors: Sequence[NoiseFloor]) -> Iterator[str]:
         bias = abs(floor.apparent.estimate - 1.0)
         if bias > _UNFIT_BIAS:
             yield f"unfit: {call} seem {percent_text(bias)} faster or slower than themselves; {_QUIET}"
-        if floor.detectable_ratio > _UNFIT_DETECTABLE:
+        if _smallest_regression_ratio(floor) > _UNFIT_DETECTABLE:
             seen = _row(floor)[-1]
             yield f"unfit: smallest regression seen of {call}: {seen}; {_QUIET}, or give a larger --time-budget"
 

@@ -51,7 +51,11 @@ def judge_baseline(
         comparison, reason = "uncertain", f"{reason}; not decided: {disturbance}"
     verdict, remedy = _OUTCOMES[comparison]
     if comparison == "uncertain" and not disturbance:
-        remedy = _decision(change, max_slowdown, has_other_kernels=_has_other_kernels(baseline, receipt))
+        is_restless = any(each.unrest_log for each in baselines.history(baseline))
+        remedy = _decision(change, max_slowdown, is_restless=is_restless)
+        if _has_other_kernels(baseline, receipt):
+            remedy += "; max_new_kernels gates the kernels, whatever the machine does"
+        remedy += f"; {_ACCEPT}"
     return Judgement(gate="baseline", verdict=verdict, reason=reason, evidence=evidence, remedy=remedy), comparison
 
 
@@ -63,16 +67,15 @@ _OUTCOMES: dict[Comparison, tuple[Verdict, str]] = {
 }
 
 
-def _decision(change: Change, max_slowdown: float, *, has_other_kernels: bool) -> str:
-    """What would decide: rest where only other work kept it open, else more sessions; what cannot stay undecided."""
+def _decision(change: Change, max_slowdown: float, *, is_restless: bool) -> str:
+    """What would decide: rest where only other work kept it open, else sessions at rest (others widen the bound)."""
     at_rest = replace(change, margin_log=change.margin_log - change.unrest_log, apart_log=0.0)
-    again = "run again"
+    if is_restless:
+        anew = "--cudagraph-update=all at the commit that is saved, with no other work on the machine"
+        return f"to decide: save anew what was saved beside other work ({anew}); run again so"
     if change.unrest_log and at_rest.comparison(max_slowdown) != "uncertain":
-        again = "to decide: run again with no other work on the machine"
-    elif change.is_prior:
-        again = f"to decide: {_more_sessions(change)}; run again"
-    kernels = "; max_new_kernels gates the kernels, whatever the machine does" if has_other_kernels else ""
-    return f"{again}{kernels}; {_ACCEPT}"
+        return "to decide: run again with no other work on the machine"
+    return f"to decide: {_more_sessions(change)}; run again" if change.is_prior else "run again"
 
 
 def _more_sessions(change: Change) -> str:

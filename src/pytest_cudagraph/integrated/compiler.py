@@ -62,8 +62,8 @@ class IntegratedAOTCompiler:
     Whatever cannot be optimised runs eager: it is logged once under ``pytest_cudagraph.integrated``, counted in
     :meth:`statistics`, and never raised. Safe from any number of threads. ``cache_dir`` keeps ahead-of-time packages
     for later processes; without it, :meth:`cleanup` removes them. ``device`` is ``cuda``, ``cpu``, or ``auto``: where
-    the example inputs lie. ``max_graphs`` bounds the graphs of each model, ``compile_timeout_s`` each compile. Raises
-    :class:`~pytest_cudagraph.errors.InputError` for options that cannot be.
+    the example inputs lie. ``max_graphs`` bounds the graphs of each model, ``compile_timeout_s`` the compile of one
+    model for all batch sizes together. Raises :class:`~pytest_cudagraph.errors.InputError` for options that cannot be.
     """
 
     def __init__(

@@ -1,0 +1,72 @@
+"""``docs/reports.md`` and ``docs/command.md`` leave nothing out: every field and every option stands there."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from pytest_cudagraph import values
+from pytest_cudagraph.cli import _parser
+
+ROOT = Path(__file__).parents[2]
+REPORTS = (ROOT / "docs" / "reports.md").read_text(encoding="utf-8")
+COMMAND = (ROOT / "docs" / "command.md").read_text(encoding="utf-8")
+INTERNAL = {"min_source", "update_option", "extended", "inner_calls"}
+"""What only our own messages are made of."""
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        values.GraphReport,
+        values.BatchReport,
+        values.Receipt,
+        values.Agreement,
+        values.Timing,
+        values.Latency,
+        values.Judgement,
+        values.Finding,
+    ],
+)
+def test_every_attribute_of_a_report_is_described(kind):
+    attributes = {field.name for field in dataclasses.fields(kind)} - INTERNAL
+    assert {name for name in attributes if f"`{name}`" not in REPORTS} == set()
+
+
+def test_every_field_of_the_document_is_described():
+    section = REPORTS.partition("\n## The JSON document\n")[2]
+    found = json.loads((ROOT / "tests" / "golden" / "report" / "document.json").read_text(encoding="utf-8"))
+    assert {key for key in _keys(found) if f"`{key}`" not in section and f"`{key}[]`" not in section} == set()
+
+
+def test_every_verdict_is_named():
+    assert [each.value for each in values.Verdict if f"`{each.value}`" not in REPORTS] == []
+
+
+def test_every_command_and_option_is_described():
+    assert {word for word in _words(_parser()) if word not in COMMAND} == set()
+
+
+def _keys(found):
+    """Keys at any depth; those of settings, receipt and check have pages of their own."""
+    if isinstance(found, dict):
+        for key, value in found.items():
+            yield key
+            yield from _keys(value) if key not in ("settings", "receipt", "check") else ()
+    elif isinstance(found, list):
+        for each in found:
+            yield from _keys(each)
+
+
+def _words(parser):
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for name, command in action.choices.items():
+                yield f"`{name}" if parser.prog == "pytest-cudagraph" and name != "baseline" else name
+                yield from _words(command)
+        else:
+            yield from (option for option in action.option_strings if option.startswith("--"))
