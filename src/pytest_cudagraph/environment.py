@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import re
 import subprocess
@@ -10,6 +11,33 @@ from typing import Any
 
 _GIT_TIMEOUT_S = 10
 """``git status`` of a large tree on a network file system takes seconds; a run must not hang on it."""
+
+_GIT_LOCALS = frozenset(
+    {
+        "GIT_ALTERNATE_OBJECT_DIRECTORIES",
+        "GIT_COMMON_DIR",
+        "GIT_CONFIG",
+        "GIT_DIR",
+        "GIT_GRAFT_FILE",
+        "GIT_IMPLICIT_WORK_TREE",
+        "GIT_INDEX_FILE",
+        "GIT_INTERNAL_SUPER_PREFIX",
+        "GIT_NO_REPLACE_OBJECTS",
+        "GIT_OBJECT_DIRECTORY",
+        "GIT_PREFIX",
+        "GIT_REFERENCE_BACKEND",
+        "GIT_REPLACE_REF_BASE",
+        "GIT_SHALLOW_FILE",
+        "GIT_WORK_TREE",
+    }
+)
+"""What ``git rev-parse --local-env-vars`` lists: git sets some of them for its hooks.
+
+Not among them is what stands for configuration of the command line (``GIT_CONFIG_COUNT``, ``GIT_CONFIG_PARAMETERS``),
+which git hands on to submodules too: a build server may declare the folder safe by it.
+"""
+
+_SHOWN_COMMIT = re.compile(r"^([0-9a-f]{40,64})\n(\d{4}-\S+)\n(\d{4}-\S+)$", re.MULTILINE)
 
 
 def host_cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
@@ -46,12 +74,13 @@ def commit(root: Path) -> dict[str, Any] | None:
 
     None where there is no git, no repository or no commit yet; nothing is raised. Untracked files are not dirt.
     """
-    shown = _git(root, "log", "-1", "--format=%H%n%cI%n%aI")
+    # What git may print beside it (log.showSignature) is passed over.
+    shown = _SHOWN_COMMIT.search(_git(root, "log", "-1", "--no-show-signature", "--format=%H%n%cI%n%aI") or "")
     if shown is None:
         return None
     changes = _git(root, "status", "--porcelain", "--untracked-files=no")
     branch = _git(root, "rev-parse", "--abbrev-ref", "HEAD")
-    identity, committed_at, authored_at = shown.splitlines()
+    identity, committed_at, authored_at = shown.groups()
     return {
         "id": identity,
         "time": committed_at,
@@ -63,6 +92,15 @@ def commit(root: Path) -> dict[str, Any] | None:
     }
 
 
+def without_git_locals() -> dict[str, str]:
+    """This process's environment for a git, or for a test, that is to find its repository by its folder.
+
+    In a hook the variables of git name the repository and the index of the commit that is being made: a git that is
+    called there about another folder would read, and write, those.
+    """
+    return {name: value for name, value in os.environ.items() if name not in _GIT_LOCALS}
+
+
 def _project(root: Path) -> str:
     """The repository's name at its remote, else that of its folder."""
     remote = _git(root, "config", "--get", "remote.origin.url") or ""
@@ -72,9 +110,12 @@ def _project(root: Path) -> str:
 
 def _git(root: Path, *arguments: str) -> str | None:
     """What git prints, stripped; None when it fails in whatever way."""
-    command = ["git", "-C", str(root), *arguments]
+    # Looking on must not take a lock that the user's own git wants at this moment.
+    command = ["git", "--no-optional-locks", "-C", str(root), *arguments]
     try:
-        done = subprocess.run(command, capture_output=True, timeout=_GIT_TIMEOUT_S, check=True)
+        done = subprocess.run(
+            command, capture_output=True, timeout=_GIT_TIMEOUT_S, check=True, env=without_git_locals()
+        )
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.decode("utf-8", errors="replace").strip()

@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 class CudagraphError(Exception):
     """A mistake of use or of the machine; the message says what is allowed, what was found, what to do."""
 
+    report: GraphReport | None = None
+    """The story until then, where one had begun."""
+
 
 class InputError(CudagraphError):
     """Example inputs, outputs or arguments that cannot be used as they are."""

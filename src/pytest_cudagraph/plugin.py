@@ -15,6 +15,7 @@ from pytest_cudagraph.fixtures import (
     measure_speedup,
     perf_monitor,
     run,
+    workers,
 )
 from pytest_cudagraph.settings.names import MARK_HELP
 from pytest_cudagraph.settings.options import add_options
@@ -75,6 +76,11 @@ def pytest_runtestloop(session: pytest.Session) -> None:
     run.compare_revisions(session)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    run.begin_test(item)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
@@ -87,18 +93,18 @@ def pytest_report_to_serializable(
     config: pytest.Config, report: pytest.TestReport
 ) -> Generator[None, dict[str, Any], dict[str, Any]]:
     data = yield
-    run.pack(config, report, data)
+    workers.pack(config, report, data)
     return data
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    run.unpack(report)
+    workers.unpack(report)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    run.receive(node)
+    workers.receive(node)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -15,6 +15,12 @@ from pytest_cudagraph.values import Interval, Latency
 Evidence = Callable[[Sequence[float]], float]
 """Evidence that differences centre above zero, as a wealth: 1 at the start, ``1 / alpha`` rejects at level alpha."""
 
+Differences = Callable[[float], Sequence[float]]
+"""The differences from a log-ratio that the test is made on."""
+
+Rejected = Callable[[float], bool]
+"""Whether the test rejects a value from above."""
+
 _MAD_TO_SIGMA = 1.4826
 """1 / 0.6745: the median absolute deviation of a normal distribution, scaled to its standard deviation."""
 
@@ -102,35 +108,48 @@ def speedup_interval(
     *,
     boundary_ratio: float | None = None,
     alpha: float = _INTERVAL_ALPHA,
+    estimate_log: float | None = None,
+    differences: Differences | None = None,
 ) -> Interval:
     """The median ratio, with the ratios that the sequential test does not reject at level ``alpha`` per side.
 
-    ``evidence`` is the test that decided. Where it rejects ``boundary_ratio``, that ratio is outside by construction:
-    a passed measurement never shows a low end below the boundary, a failed one never a high end above it (for verdicts
-    at levels of ``alpha`` and stricter). Too few blocks reject nothing: the interval is then 0..infinity. Raises
-    :class:`ValueError` without blocks.
+    ``evidence`` is the test that decided; ``differences`` gives what it is made on for a ratio, that of each of
+    ``log_ratios`` unless told, ``estimate_log`` another estimate than their median. The estimate is always inside. Of
+    ``boundary_ratio`` the interval says what the test says: where it is rejected, a passed measurement (its estimate
+    not below the boundary) never shows a low end below it, a failed one never a high end above it, for verdicts at
+    levels of ``alpha`` and stricter; where it is not, it is inside. Too few blocks reject nothing: the interval is then
+    0..infinity. Raises :class:`ValueError` without blocks.
     """
-    centre = median(log_ratios)
+    centre = median(log_ratios) if estimate_log is None else estimate_log
     boundary = math.log(boundary_ratio) if boundary_ratio is not None else None
-    low = _lower_end(log_ratios, evidence, boundary, alpha)
+    about = differences or (lambda value: [log - value for log in log_ratios])
+    step = max(_FINEST_STEP, spread(log_ratios) / math.sqrt(len(log_ratios)))
+
+    def from_above(value: float) -> bool:
+        return evidence(about(value)) >= 1.0 / alpha
+
+    def from_below(mirrored: float) -> bool:
+        return evidence([-difference for difference in about(-mirrored)]) >= 1.0 / alpha
+
+    low = _lower_end(from_above, centre, boundary, step)
     # Mirrored, the upper end is a lower end.
-    mirrored = [-ratio for ratio in log_ratios]
-    high = -_lower_end(mirrored, evidence, None if boundary is None else -boundary, alpha)
+    high = -_lower_end(from_below, -centre, None if boundary is None else -boundary, step)
     return Interval(estimate=math.exp(centre), low=math.exp(low), high=math.exp(high))
 
 
-def _lower_end(logs: Sequence[float], evidence: Evidence, boundary: float | None, alpha: float) -> float:
-    """The largest value found that the test rejects from above, at most the median; minus infinity if none is."""
-
-    def rejected(value: float) -> bool:
-        return evidence([log - value for log in logs]) >= 1.0 / alpha
-
-    centre = median(logs)
-    proved = boundary if boundary is not None and rejected(boundary) else -math.inf
-    if rejected(centre):
-        # Very skewed noise; the interval still reaches its estimate unless the verdict itself says otherwise.
-        return max(centre, proved)
-    outside, inside = _bracket(rejected, centre, max(_FINEST_STEP, spread(logs) / math.sqrt(len(logs))))
+def _lower_end(rejected: Rejected, centre: float, boundary: float | None, step: float) -> float:
+    """The largest value found that the test rejects, at most ``centre``; minus infinity if none is."""
+    proved, inside = -math.inf, centre
+    if boundary is not None and boundary <= centre:
+        if rejected(boundary):
+            proved = boundary
+        else:
+            # Not rejected, it belongs to the interval, though some value between may be rejected.
+            inside = boundary
+    if inside == centre and rejected(centre):
+        # Very skewed noise; the interval still reaches its estimate.
+        return centre
+    outside, inside = _bracket(rejected, inside, step)
     outside = max(outside, proved)
     if math.isinf(outside) or outside >= inside:
         return outside
@@ -143,7 +162,7 @@ def _lower_end(logs: Sequence[float], evidence: Evidence, boundary: float | None
     return outside
 
 
-def _bracket(rejected: Callable[[float], bool], start: float, step: float) -> tuple[float, float]:
+def _bracket(rejected: Rejected, start: float, step: float) -> tuple[float, float]:
     """A rejected value below ``start`` and one above it that is not, found by doubling the step."""
     inside = start
     while step <= _WIDEST_STEP:

@@ -230,18 +230,57 @@ def test_a_model_that_ends_the_process_shows_no_frame_of_ours(project):
     assert "src/pytest_cudagraph" not in result.stdout.str()
 
 
+THREADS = """
+from concurrent.futures import ThreadPoolExecutor
+import threading
+began, asked = threading.Event(), threading.Event()
+def first(x):
+    began.set()
+    assert asked.wait(60)
+    return x * 2
+with ThreadPoolExecutor(1) as threads:
+    told = threads.submit(cudagraph, first, torch.randn(1, 16), min_speedup=0.001)
+    assert began.wait(60)
+    try:
+        cudagraph(lambda x: x + 1, torch.randn(1, 16), name="other")
+    finally:
+        asked.set()
+        told.result()
+"""
+
+
+def test_a_second_thread_is_told_to_wait_and_the_first_ones_story_stands(project):
+    project.write(threads=THREADS)
+    result = project.measure()
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        [
+            "E*InputError: one thread at a time can use these fixtures; found a call while another thread's is under "
+            "way: each would be in the other's capture, random numbers and timings; call them one after the other"
+        ]
+    )
+    assert "ReplayMismatch" not in result.stdout.str()
+
+
 def test_an_eager_error_of_our_own_making_says_what_to_change(project):
     project.write(
+        fewer_rows="cudagraph(torch.nn.BatchNorm1d(16), torch.randn(2, 16), batch_sizes=[1])",
         lone_scale="cudagraph(lambda x, scale: x * scale, torch.randn(1, 16), torch.ones(1), batch_sizes=[1, 2])",
         needs_grad="cudagraph(lambda x: torch.autograd.grad((x * 2).sum(), x)[0], torch.randn(1, 16))",
     )
     result = project.measure()
-    result.assert_outcomes(failed=2)
+    result.assert_outcomes(failed=3)
+    by_itself = "E*cudagraph: the model fails by itself, without any graph"
     result.stdout.fnmatch_lines(
         [
+            "E*ValueError: Expected more than 1 value per channel *",
+            f"{by_itself}, at a batch size that the example does not have",
+            "E*cudagraph: the example has batch 2; resized to 1: args[[]0[]]; batch_sizes=[[]2[]] runs it at its own "
+            "size alone",
             "E*RuntimeError: The size of tensor*",
+            f"{by_itself}, at a batch size that the example does not have",
             "E*cudagraph: the example has batch 1; resized to 2: args[[]0[]], args[[]1[]]; a tensor "
-            "without a batch dimension needs None in batch_dim",
+            "without a batch dimension needs None in batch_dim; batch_sizes=[[]1[]] runs it at its own size alone",
             "E*RuntimeError: *",
             "E*cudagraph: models run under torch.inference_mode() here: what a graph serves has no backward pass",
         ]

@@ -123,6 +123,39 @@ def test_without_a_slowdown_the_run_passes_and_a_new_test_is_called_new(reposito
     assert len(repository.worktrees()) == 1
 
 
+@pytest.mark.slow
+def test_from_a_folder_that_the_base_lacks_all_tests_are_called_new(repository, monkeypatch):
+    repository.pytester.makeini("[pytest]\npythonpath = .\n")
+    repository.commit(cost_ns=100_000)
+    folder = repository.path / "later"
+    folder.mkdir()
+    (folder / "test_later.py").write_text(TESTS.replace("test_model", "test_later"))
+    monkeypatch.chdir(folder)
+    result = repository.run(*OPTIONS, "HEAD")
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(["later/test_later.py::test_later * new: not in the base"])
+    assert len(repository.worktrees()) == 1
+
+
+@pytest.mark.slow
+def test_a_test_that_the_base_has_and_could_not_measure_is_not_called_new(repository):
+    reads = TESTS.replace("    cudagraph(", "    open('weights.bin').read()\n    cudagraph(")
+    repository.pytester.makepyfile(test_user=reads)
+    (repository.path / ".gitignore").write_text("weights.bin\n")
+    repository.commit(cost_ns=100_000)
+    (repository.path / "weights.bin").touch()
+    repository.write(cost_ns=200_000)
+    result = repository.run(*OPTIONS, "HEAD", "--cudagraph-strict")
+    result.assert_outcomes(failed=1)
+    missing = "failed in the base: FileNotFoundError: [[]Errno 2[]] No such file or directory: 'weights.bin'"
+    result.stdout.fnmatch_lines(
+        [
+            f"E*batch 1: not compared with HEAD (*): {missing}",
+            "test_user.py::test_model * failed in the base",
+        ]
+    )
+
+
 _PATIENCE_S = 120
 """Of no meaning but that a broken test ends."""
 
@@ -201,6 +234,52 @@ def test_a_base_that_cannot_run_its_tests_is_a_usage_error_with_their_words(repo
     result.stderr.fnmatch_lines(
         ["*--cudagraph-base: the base, HEAD (*), could not be measured: *", "*RuntimeError: not generated yet"]
     )
+
+
+def test_a_base_whose_tests_cannot_be_collected_is_a_usage_error_with_their_words(repository):
+    repository.pytester.makepyfile(test_user=f"import generated\n{TESTS}")
+    (repository.path / ".gitignore").write_text("generated.py\n")
+    repository.commit(cost_ns=100_000)
+    (repository.path / "generated.py").touch()
+    result = repository.run(*OPTIONS, "HEAD")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(
+        [
+            "*--cudagraph-base: the base, HEAD (*), could not be measured: pytest ended with exit code 2 and could not "
+            "collect test_user.py. The end of what it said:",
+            "*ModuleNotFoundError: No module named 'generated'",
+        ]
+    )
+    assert len(repository.worktrees()) == 1
+
+
+def test_a_root_directory_above_the_repository_is_a_usage_error(repository):
+    repository.commit(cost_ns=100_000)
+    above = repository.path.parent
+    result = repository.run(*OPTIONS, "HEAD", f"--rootdir={above}")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(
+        [
+            f"*--cudagraph-base: pytest's root directory must not lie above the repository, {repository.path}; "
+            f"found {above}",
+            f"  a checkout has no such folder around it, and its tests would be named otherwise: "
+            f"--rootdir={repository.path}",
+        ]
+    )
+
+
+def test_a_base_without_pytests_root_directory_is_a_usage_error_of_one_line(repository, monkeypatch):
+    repository.commit(cost_ns=100_000)
+    folder = repository.path / "part"
+    folder.mkdir()
+    (folder / "pytest.ini").write_text("[pytest]\npythonpath = ..\n")
+    (folder / "test_part.py").write_text(TESTS)
+    monkeypatch.chdir(folder)
+    result = repository.run(*OPTIONS, "HEAD")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    told = [line for line in result.errlines if line.strip()]
+    assert told[-1].startswith("ERROR: --cudagraph-base: the base, HEAD (")
+    assert told[-1].endswith("does not have pytest's root directory, part: none of its tests can be measured there")
 
 
 def test_code_of_the_working_tree_in_the_base_is_a_usage_error(repository):

@@ -137,20 +137,44 @@ def test_a_test_with_a_failed_subtest_is_not_written(project):
     assert not list(project.path.glob(".cudagraph/*.json"))
 
 
+# What pytest-rerunfailures does, in its own words: the protocol once more, and what failed at first is logged as rerun.
+RERUNS = """
+from _pytest.runner import runtestprotocol
+
+def pytest_runtest_protocol(item, nextitem):
+    item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+    for report in runtestprotocol(item, nextitem=nextitem, log=False):
+        report.outcome = "rerun" if report.failed else report.outcome
+        item.ihook.pytest_runtest_logreport(report=report)
+    item._initrequest()
+    runtestprotocol(item, nextitem=nextitem, log=True)
+    return True
+"""
+
+
 def test_a_rerun_that_passes_is_written(project):
-    # What pytest-rerunfailures does, in its own words: the protocol once more.
     with (project.path / "conftest.py").open("a", encoding="utf-8") as file:
-        file.write(
-            "\nfrom _pytest.runner import runtestprotocol\n"
-            "def pytest_runtest_protocol(item, nextitem):\n"
-            "    item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)\n"
-            "    runtestprotocol(item, nextitem=nextitem, log=False)\n"
-            "    item._initrequest()\n"
-            "    runtestprotocol(item, nextitem=nextitem, log=True)\n"
-            "    return True\n"
-        )
+        file.write(RERUNS)
     project.write(flaky=f"{GOOD}\nruns = globals().setdefault('RUNS', [])\nruns.append(1)\nassert len(runs) > 1")
     project.measure("--cudagraph-update").stdout.fnmatch_lines(["*wrote 2 entries to *"])
+
+
+@pytest.mark.parametrize("options", [(), ("-n", "1")])
+def test_of_a_test_that_is_run_again_the_last_attempt_counts(project, options):
+    with (project.path / "conftest.py").open("a", encoding="utf-8") as file:
+        file.write(RERUNS)
+    last = "cudagraph(Mlp().eval() if RUNS else ReadsTheHost(), torch.randn(1, 16), min_speedup=0.001)"
+    runs = "runs = globals().setdefault('RUNS', [])"
+    project.write(
+        mended=f"{runs}\ntry:\n    {last}\nfinally:\n    runs.append(1)",
+        other="cudagraph(Mlp().eval(), torch.randn(1, 16), min_speedup=0.001)",
+    )
+    result = project.measure("--cudagraph-json=run.json", *options)
+    told = [line for line in result.outlines if "::test_mended" in line and " not captured" in line]
+    assert not told
+    tests = json.loads((project.path / "run.json").read_text(encoding="utf-8"))["tests"]
+    assert [test["name"].partition("::")[2] for test in tests] == ["test_mended", "test_other"]
+    assert all(len(test["batches"]) == 2 for test in tests)
 
 
 def test_a_partial_run_keeps_the_others_entries(project):

@@ -82,6 +82,19 @@ def test_a_story_that_eager_ends_is_told_in_summary_and_document(project):
     assert (test["nodeid"].partition("::")[2], test["verdict"]) == ("test_eager", "not-captured")
 
 
+def test_outputs_of_no_use_are_told_in_summary_and_document_as_well(project):
+    project.write(
+        none="cudagraph(lambda x: None, torch.randn(1, 16))",
+        object="cudagraph(lambda x: object(), torch.randn(1, 16))",
+    )
+    result = project.measure("--cudagraph-json=run.json")
+    result.assert_outcomes(failed=2)
+    result.stdout.fnmatch_lines(["*::test_none * not captured", "*::test_object * not captured", "2 not captured"])
+    tests = json.loads((project.path / "run.json").read_text(encoding="utf-8"))["tests"]
+    assert [test["verdict"] for test in tests] == ["not-captured", "not-captured"]
+    assert [test["judgements"][0]["gate"] for test in tests] == ["eager", "eager"]
+
+
 def test_a_failure_carries_its_report(project):
     project.pytester.makepyfile(
         f"""

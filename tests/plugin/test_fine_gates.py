@@ -13,7 +13,10 @@ torch.set_num_threads(1)
 def floors(backend, clock, *, budget_s, calls):
     print("measured")
     one = Interval(estimate=1.0, low=0.99, high=1.01)
-    return [noise.NoiseFloor(call_ns=2e5, noise_ratio=0.02, apparent=one, detectable_ratio=0.007)]
+    # A second holds as many blocks as find 0.7 % at this noise.
+    return [
+        noise.NoiseFloor(call_ns=2e5, noise_ratio=0.02, apparent=one, detectable_ratio=0.007, blocks_per_s=244.6)
+    ]
 
 
 noise.noise_floors = floors
@@ -58,3 +61,30 @@ def test_a_gate_above_the_noise_floor_is_no_warning(pytester):
 def test_nothing_is_measured_for_the_usual_gates_nor_where_speed_is_not_judged(pytester):
     assert "measured" not in collected(pytester, 0.05, "--cudagraph-device=cpu").outlines
     assert "measured" not in collected(pytester, 0.01).outlines
+
+
+def test_a_marker_s_own_budget_decides_what_can_be_told(pytester):
+    """A hundredth of the time finds a difference ten times as large; more time a smaller one."""
+    pytester.makeconftest(CONFTEST)
+    body = "def test_{}(cudagraph):\n    cudagraph(torch.nn.Linear(4, 4).eval(), torch.randn(1, 4))\n"
+    mark = "@pytest.mark.graph_speedup(min=0.001, max_slowdown=0.01, time_budget={})\n"
+    tests = [
+        mark.format(budget) + body.format(name)
+        for name, budget in (("long", 4), ("short", 0.25), ("brief", 0.25), ("none", 0.004))
+    ]
+    pytester.makepyfile(test_user="import pytest, torch\n\n" + "\n".join(tests))
+    options = ("--cudagraph", "--cudagraph-time-budget=1", "--cudagraph-batch-sizes=1", "--cudagraph-device=cpu")
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "-s", *options)
+    assert result.parseoutcomes()["passed"] == 4
+    assert sum("FineGateWarning: " in line for line in result.outlines) == 2
+    assert result.outlines.count("measured") == 1
+    result.stdout.fnmatch_lines(
+        [
+            "*FineGateWarning: max_slowdown=0.01 is finer than what this machine can tell: regressions from 1.9 % on "
+            "within 0.25 s (the same call differs from itself by 2.0 %); asked for by test_user.py::test_short, "
+            "test_user.py::test_brief; give a larger one, or see pytest-cudagraph doctor",
+            "*FineGateWarning: max_slowdown=0.01 is finer than what this machine can tell: nothing within 0.004 s (the "
+            "same call differs from itself by 2.0 %); asked for by test_user.py::test_none; give a larger one, or see "
+            "pytest-cudagraph doctor",
+        ]
+    )

@@ -25,7 +25,7 @@ class Clock:
         return Clock.ns
 
 
-def arms(trial, subject, given=timing._arms):
+def arms(trial, subject, given, made_by=timing._arms):
     jitter = random.Random(0)
 
     def lasting(call, microseconds):
@@ -35,7 +35,7 @@ def arms(trial, subject, given=timing._arms):
 
         return timed
 
-    made, model = given(trial, subject), subject.eager
+    made, model = made_by(trial, subject, given), subject.eager
     return dataclasses.replace(
         made, eager=lasting(made.eager, model.eager_us), replay=lasting(made.replay, model.replay_us)
     )

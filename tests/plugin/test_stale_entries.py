@@ -146,3 +146,40 @@ def test_batch_sizes_that_the_settings_file_leaves_out_are_stale(project):
     project.run(*options, "--cudagraph-update").assert_outcomes(passed=1)
     (project.path / "pytest.ini").write_text("[pytest]\ncudagraph_batch_sizes = 2\n", encoding="utf-8")
     project.run(*options).stdout.fnmatch_lines(["stale: test_user.py::test_good, batch 1"])
+
+
+RENAMED = """import os, pytest, torch
+from models import *
+
+def test_new(cudagraph):
+    if os.environ.get("SKIP"):
+        pytest.skip("not today")
+    {call}
+"""
+
+
+@pytest.mark.parametrize("options", [[], ["test_user.py"]], ids=["skipped", "elsewhere"])
+def test_a_renamed_test_that_carries_its_old_node_id_is_not_stale(project, monkeypatch, options):
+    """It was saved under its own node id, then moved and renamed: what is saved does not tell where it went."""
+    project.write(good=GOOD, old=GOOD)
+    project.measure("--cudagraph-update").assert_outcomes(passed=2)
+    project.write(good=GOOD)
+    call = GOOD.replace("batch_sizes", "name='test_user.py::test_old', batch_sizes")
+    project.pytester.makepyfile(test_second=RENAMED.format(call=call))
+    assert told_stale(project) == []
+    if not options:
+        monkeypatch.setenv("SKIP", "1")
+    assert told_stale(project, *options) == []
+
+
+@pytest.mark.parametrize("argument", [[], ["tests"]], ids=["no argument", "the same folder"])
+def test_a_run_of_the_testpaths_is_a_run_of_all(project, argument):
+    tests = project.path / "tests"
+    tests.mkdir()
+    (project.path / "pytest.ini").write_text("[pytest]\ntestpaths = test*\npythonpath = .\n", encoding="utf-8")
+    write(project)
+    for path in project.path.glob("test_*.py"):
+        path.rename(tests / path.name)
+    project.measure("--cudagraph-update").assert_outcomes(passed=3)
+    (tests / "test_second.py").unlink()
+    assert told_stale(project, *argument) == ["tests/test_second.py::test_other, batch 1"]

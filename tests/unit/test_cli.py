@@ -122,6 +122,14 @@ def test_prune_takes_brackets_as_they_are(said, folder):
     assert sorted(JsonStore(folder, H200).load()) == [(GPT, 8)]
 
 
+def test_prune_takes_what_is_the_name_of_an_entry_as_that_name(said, tmp_path):
+    """What strict prints names stale entries; a star in one of them must not reach others."""
+    names = ("t.py::test_a[x*y]", "t.py::test_a[xzy]")
+    JsonStore(tmp_path, H200).merge([saved(name) for name in names], commit_info={})
+    said("baseline", "prune", tmp_path, "--name", names[0])
+    assert list(JsonStore(tmp_path, H200).load()) == [(names[1], 8)]
+
+
 def test_prune_says_when_nothing_has_such_a_name(said, folder):
     assert said("baseline", "prune", folder, "--name", "test_mlp") == (
         0,

@@ -104,6 +104,71 @@ def test_a_project_is_named_as_at_its_remote(git, url):
     assert environment.commit(git.root)["project"] == "zoo"
 
 
+def test_a_signed_commit_whose_signature_git_likes_to_show_is_described_like_any_other(git):
+    witness, signature = git.root.parent / "gpg", git.root.parent / "signature"
+    signature.write_text("-----BEGIN PGP SIGNATURE-----\n\nx\n-----END PGP SIGNATURE-----\n")
+    said = "gpg: Good signature\\n\\n[GNUPG:] SIG_CREATED "
+    witness.write_text(f"#!/bin/sh\ncat > {os.devnull}\ncat {signature}\nprintf '{said}' >&2\n")
+    witness.chmod(0o755)
+    git("config", "gpg.program", str(witness))
+    git("config", "commit.gpgSign", "true")
+    git("config", "log.showSignature", "true")
+    identity = commit_file(git)
+    assert git("log", "-1", "--format=%H") != f"{identity}\n"
+    found = environment.commit(git.root)
+    assert (found["id"], found["time"]) == (identity, found["author_time"])
+
+
+@pytest.mark.parametrize("said", ["", "one line", "a\nb\nc", "\n\n\n\n"])
+def test_a_git_that_says_something_else_is_no_error(git, monkeypatch, said):
+    commit_file(git)
+    monkeypatch.setattr(environment, "_git", lambda root, *words: said)
+    assert environment.commit(git.root) is None
+
+
+def test_what_stands_around_the_commit_is_passed_over(git, monkeypatch):
+    identity = commit_file(git)
+    ask = environment._git
+
+    def noisy(root, *words):
+        return f"warning: x\n{ask(root, *words)}\n\nmore" if words[0] == "log" else ask(root, *words)
+
+    monkeypatch.setattr(environment, "_git", noisy)
+    assert environment.commit(git.root)["id"] == identity
+
+
+def test_within_a_hook_of_another_repository_the_commit_is_that_of_the_folder(git, tmp_path, monkeypatch):
+    identity = commit_file(git)
+    other = tmp_path / "other"
+    subprocess.run(["git", "init", "--quiet", str(other)], check=True)
+    monkeypatch.setenv("GIT_DIR", str(other / ".git"))
+    monkeypatch.setenv("GIT_INDEX_FILE", str(other / ".git" / "index.lock"))
+    monkeypatch.setenv("GIT_WORK_TREE", str(other))
+    found = environment.commit(git.root)
+    assert (found["id"], found["dirty"], found["project"]) == (identity, False, "model-zoo")
+
+
+def test_a_description_takes_no_lock_that_another_git_may_want(git, monkeypatch):
+    commit_file(git)
+    run, seen = subprocess.run, []
+    monkeypatch.setattr(subprocess, "run", lambda command, **how: seen.append(command) or run(command, **how))
+    environment.commit(git.root)
+    assert all("--no-optional-locks" in command for command in seen)
+
+
+def test_no_variable_that_names_a_repository_is_handed_on(monkeypatch):
+    told = subprocess.run(["git", "rev-parse", "--local-env-vars"], check=True, capture_output=True, text=True)
+    names = [name for name in told.stdout.split() if not name.startswith("GIT_CONFIG_")]
+    assert "GIT_INDEX_FILE" in names
+    for name in names:
+        monkeypatch.setenv(name, "x")
+    # Of git, and of no repository: who wrote what, and which folders are to be trusted.
+    for name in ("GIT_AUTHOR_NAME", "GIT_CONFIG_COUNT", "GIT_CONFIG_PARAMETERS", "LANG"):
+        monkeypatch.setenv(name, "y")
+    found = environment.without_git_locals()
+    assert found == {name: value for name, value in os.environ.items() if name not in names}
+
+
 def test_a_repository_without_a_commit_has_none(git):
     assert environment.commit(git.root) is None
 

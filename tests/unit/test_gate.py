@@ -96,7 +96,7 @@ def text(judgement: Judgement) -> str:
 
 
 def weighed(**changes) -> Weighed:
-    return Weighed(**{"quiet": 34, "elapsed_ns": 8e8, "least_ns": 3e8} | changes)
+    return Weighed(**{"quiet": 34, "least_blocks": 10, "elapsed_ns": 8e8, "least_ns": 3e8} | changes)
 
 
 FAILED = timed(1.052, 1.071, 1.094, "fail")
@@ -128,7 +128,8 @@ SPEEDUPS = {
         1.15, judged=True,
     ),
     "inconclusive, above, too few blocks": judge_speedup(
-        timed(1.06, 1.14, 1.16, "open", target=0.10, blocks=6, measure_ns=300_000_000), 0.10, judged=True
+        timed(1.06, 1.14, 1.16, "open", target=0.10, blocks=6, measure_ns=300_000_000, weighed=weighed(quiet=6)),
+        0.10, judged=True
     ),
     "inconclusive, above, most blocks disturbed": judge_speedup(
         timed(1.06, 1.14, 1.16, "open", target=0.10, weighed=weighed(quiet=16)), 0.10, judged=True

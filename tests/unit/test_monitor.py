@@ -10,6 +10,7 @@ import psutil
 import pytest
 import torch
 
+from pytest_cudagraph.errors import InputError
 from pytest_cudagraph.monitor import GpuCard, GpuSample, HostSample, PerfCard, PerfMonitor
 
 UUID = "c4ec2d3e-0000-1111-2222-333344445555"
@@ -275,10 +276,12 @@ def test_a_thread_reads_in_between_and_ends_with_the_block(no_gpu):
     assert len(watch.card.host) >= 5
 
 
-@pytest.mark.parametrize("every_s", [0, -1.0, float("nan")])
+@pytest.mark.parametrize("every_s", [0, -1.0, float("nan"), float("inf"), "a", True])
 def test_an_interval_that_is_none_is_refused(every_s):
-    with pytest.raises(ValueError, match=r"^every_s must be above 0 seconds, not "):
+    with pytest.raises(InputError) as caught:
         PerfMonitor(every_s=every_s)
+    told = "every_s takes seconds between readings, a number above 0, or None; found "
+    assert str(caught.value) == f"{told}{every_s!r}"
 
 
 def test_a_gpu_that_nvml_does_not_know_is_a_note(gpu):

@@ -142,10 +142,10 @@ def test_rejected_boundary_is_never_inside_the_interval():
         for boundary in (0.97, 0.99, 1.0, 1.01, 1.03):
             found = stats.speedup_interval(logs, stopping.evidence, boundary_ratio=boundary)
             centred = [log - math.log(boundary) for log in logs]
-            assert found.low <= found.high
-            if stopping.evidence(centred) >= 40:
+            assert found.low <= found.estimate <= found.high
+            if found.estimate >= boundary and stopping.evidence(centred) >= 40:
                 assert found.low >= boundary * (1 - 1e-12)
-            if stopping.evidence([-x for x in centred]) >= 40:
+            if found.estimate <= boundary and stopping.evidence([-x for x in centred]) >= 40:
                 assert found.high <= boundary * (1 + 1e-12)
 
 
@@ -159,16 +159,39 @@ def test_rejected_boundary_holds_where_bisection_is_coarser():
     assert found.estimate < found.high <= math.exp(0.010000001) * (1 + 1e-12)
 
 
-def test_verdict_outranks_the_median_where_noise_is_very_skewed():
+@pytest.mark.parametrize("boundary_ratio", [None, 0.9, 1.05])
+def test_the_estimate_is_in_its_interval_where_noise_is_very_skewed(boundary_ratio):
     def looks_at_the_largest(differences):
         return 100.0 if max(differences) > 0.2 else 1.0
 
-    logs = [0.0] * 15 + [0.3] * 5
-    skewed = stats.speedup_interval(logs, looks_at_the_largest)
+    skewed = stats.speedup_interval([0.0] * 15 + [0.3] * 5, looks_at_the_largest, boundary_ratio=boundary_ratio)
     assert (skewed.low, skewed.estimate) == (1.0, 1.0)
-    proved = stats.speedup_interval(logs, looks_at_the_largest, boundary_ratio=1.05)
-    assert proved.low == pytest.approx(1.05)
-    assert proved.high >= proved.low
+    assert skewed.high >= 1.0
+
+
+def test_a_boundary_that_is_not_rejected_is_in_the_interval():
+    def rejects_only_within_a_band(differences):
+        return 100.0 if 0.05 <= stats.median(differences) <= 0.2 else 1.0
+
+    logs = [0.0] * 20
+    assert stats.speedup_interval(logs, rejects_only_within_a_band).low > math.exp(-0.06)
+    told = stats.speedup_interval(logs, rejects_only_within_a_band, boundary_ratio=math.exp(-0.3))
+    assert told.low <= math.exp(-0.3) * (1 + 1e-12)
+    told = stats.speedup_interval(logs, rejects_only_within_a_band, boundary_ratio=math.exp(0.3))
+    assert told.high >= math.exp(0.3) * (1 - 1e-12)
+
+
+def test_the_interval_is_made_on_the_differences_it_is_given():
+    logs = [0.2] * 20
+
+    def with_as_many_on_the_other_side(value):
+        return [log - value for log in logs] + [value - log for log in logs]
+
+    found = stats.speedup_interval(
+        logs, stopping.evidence, estimate_log=0.21, differences=with_as_many_on_the_other_side
+    )
+    assert (found.low, found.high) == (0.0, math.inf)
+    assert found.estimate == pytest.approx(math.exp(0.21))
 
 
 @pytest.mark.parametrize("blocks", [1, 7])

@@ -8,7 +8,8 @@ import pytest
 
 from pytest_cudagraph import protocols, stopping
 from pytest_cudagraph.stopping import EvidenceRule, FixedTimeRule, bets, quiet
-from pytest_cudagraph.values import Block
+from pytest_cudagraph.stopping.judged import judged_blocks
+from pytest_cudagraph.values import Block, Weighed
 
 TARGET = 1.15
 LATE_NS = 1e9
@@ -145,24 +146,66 @@ def blocks_of(*ratios):
     return [Block(eager_ns=1e5 * ratio, replay_ns=1e5) for ratio in ratios]
 
 
-def test_undisturbed_leaves_out_the_blocks_of_one_slow_arm():
-    blocks = blocks_of(*[1.2, 1.21] * 10, *[1.7] * 8, *[1.2] * 4)
-    assert stopping.undisturbed(blocks) == blocks_of(*[1.2, 1.21] * 10, *[1.2] * 4)
+def logs_of(*ratios):
+    return pytest.approx([math.log(ratio) for ratio in ratios])
 
 
-def test_undisturbed_keeps_what_slowed_both_arms():
+def test_the_blocks_of_one_slow_arm_do_not_count():
+    found = stopping.judged(FixedTimeRule(), blocks_of(*[1.2, 1.21] * 10, *[1.7] * 8, *[1.2] * 4))
+    assert found.undisturbed == logs_of(*[1.2, 1.21] * 10, *[1.2] * 4)
+    assert (found.disturbed, found.is_quiet_known) == (8, True)
+    assert found.estimate_log == pytest.approx(math.log(1.2))
+
+
+def test_what_slowed_both_arms_counts():
     blocks = [Block(eager_ns=1.2e5 * level, replay_ns=1e5 * level) for level in (1.0, 1.01) * 10 + (1.5, 3.0) * 4]
-    assert stopping.undisturbed(blocks) == blocks
+    assert len(stopping.judged(FixedTimeRule(), blocks).undisturbed) == len(blocks)
 
 
-def test_undisturbed_keeps_all_where_less_than_half_would_remain():
-    blocks = blocks_of(*[1.7] * 12, *[1.2] * 8)
-    assert stopping.undisturbed(blocks) == blocks
+def test_all_blocks_count_where_most_are_disturbed():
+    found = stopping.judged(EvidenceRule(TARGET), blocks_of(*[1.7] * 12, *[1.2] * 8))
+    assert found.undisturbed == logs_of(*[1.7] * 12, *[1.2] * 8)
+    assert (found.disturbed, found.is_quiet_known) == (0, False)
+    assert found.estimate_log == pytest.approx(math.log(1.7))
+    assert len(found.differences(math.log(5.0))) == 20
 
 
-@pytest.mark.parametrize("ratios", [(), (1.3,), (1.3, 1.3), (1.3, 2.6)])
-def test_undisturbed_of_a_few(ratios):
-    assert stopping.undisturbed(blocks_of(*ratios)) == blocks_of(*ratios)
+@pytest.mark.parametrize("ratios", [(1.3,), (1.3, 1.3), (1.3, 2.6)])
+def test_a_few_blocks_all_count(ratios):
+    assert stopping.judged(FixedTimeRule(), blocks_of(*ratios)).undisturbed == logs_of(*ratios)
+
+
+def test_nothing_is_judged_without_blocks():
+    with pytest.raises(ValueError, match="nothing is judged without blocks"):
+        stopping.judged(FixedTimeRule(), [])
+
+
+def test_blocks_as_far_on_the_other_side_of_a_ratio_count_against_it():
+    # Mirrored at 1.3, a ratio of 1.2 is one of 1.408.
+    found = stopping.judged(FixedTimeRule(), blocks_of(*[1.2] * 12, *[1.408] * 4, *[2.0] * 4))
+    assert found.disturbed == 8
+    assert sorted(round(math.exp(each), 3) for each in found.differences(math.log(1.3))) == [0.923] * 12 + [1.083] * 4
+    assert len(found.differences(math.log(1.1))) == 12
+
+
+@pytest.mark.parametrize(("decision", "estimate"), [("pass", 1.16), ("fail", 1.12), ("open", 1.12)])
+def test_the_estimate_is_on_the_verdicts_side(decision, estimate):
+    """Eleven blocks of 1.12, nine of 1.16, the rule having seen the quiet state at 1.16."""
+    window = quiet.Window(math.log(1.16) - 0.05, math.log(1.16), math.log(1.16) + 0.05)
+    found = judged_blocks(
+        blocks_of(*[1.12] * 11, *[1.16] * 9), boundary_ratio=1.144, decision=decision, decided_in=window
+    )
+    assert math.exp(found.estimate_log) == pytest.approx(estimate)
+    assert found.window == window
+
+
+def test_the_window_of_a_decision_is_told_once_there_is_one():
+    rule = EvidenceRule(TARGET)
+    for _ in range(20):
+        rule.add(exact(2.0))
+    assert rule.decided_in is None
+    assert rule.is_finished(LATE_NS)
+    assert rule.decided_in.centre == pytest.approx(math.log(2.0))
 
 
 @pytest.mark.parametrize(("blocks", "decision"), [(9, "open"), (10, "pass")])
@@ -348,7 +391,7 @@ def test_evidence_of_the_rule_is_the_evidence_of_the_interval():
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_verdict_rests_on_the_undisturbed_blocks_and_no_others(seed):
+def test_what_is_shown_is_what_was_judged(seed):
     rng = random.Random(seed)
     rule = EvidenceRule(TARGET, min_time_ns=0)
     blocks = []
@@ -358,11 +401,11 @@ def test_a_verdict_rests_on_the_undisturbed_blocks_and_no_others(seed):
         rule.add(blocks[-1])
         if rule.is_finished(LATE_NS):
             break
-    counted = stopping.undisturbed(blocks)
     assert rule.decision == "fail"
-    logs = [math.log(rule.boundary_ratio) - math.log(block.eager_ns / block.replay_ns) for block in counted]
-    assert rule._ledger.count == len(counted)
-    assert stopping.evidence(logs) >= 1000
+    shown = stopping.judged(rule, blocks).differences(math.log(rule.boundary_ratio))
+    assert rule._ledger.count == len(shown)
+    assert rule._ledger.below == pytest.approx(stopping.evidence([-difference for difference in shown]))
+    assert rule._ledger.below >= 1000
 
 
 @pytest.mark.parametrize("relative", [0.9, 0.98, 1.02, 1.1])
@@ -443,3 +486,39 @@ def test_both_rules_are_stopping_rules():
     for rule in rules:
         rule.add(exact(1.2))
         assert rule.is_finished(0.0) is False
+
+
+# --- what an open rule had to go by ----------------------------------------------------------------------------------
+
+
+def jittered(count, ratio):
+    # A steady jitter, so that there is a spread to tell the quiet blocks by.
+    return [Block(eager_ns=100.0 * ratio * (1 + 0.001 * (at % 3)), replay_ns=100.0) for at in range(count)]
+
+
+def asked(found, elapsed_ns):
+    rule = EvidenceRule(1.15, min_time_ns=1000.0)
+    for block in found:
+        rule.add(block)
+    return rule, rule.is_finished(elapsed_ns)
+
+
+@pytest.mark.parametrize(
+    ("count", "ratio", "least_ns"), [(39, 1.5, 1200.0), (40, 1.5, 1000.0), (60, 1.12, 1000.0), (60, 0.9, 2500.0)]
+)
+def test_the_least_time_it_tells_is_the_one_at_which_the_rule_decides(count, ratio, least_ns):
+    found = jittered(count, ratio)
+    early, is_finished = asked(found, least_ns - 1.0)
+    assert not is_finished
+    assert early.weighed() == Weighed(quiet=count, least_blocks=10, elapsed_ns=least_ns - 1.0, least_ns=least_ns)
+    assert asked(found, least_ns)[1]
+
+
+def test_blocks_in_which_one_arm_was_disturbed_are_not_quiet():
+    disturbed = [Block(eager_ns=100.0 * (2 + at), replay_ns=100.0) for at in range(5)]
+    rule, _ = asked([*jittered(7, 1.0), *disturbed], 1e9)
+    assert rule.weighed().quiet == 7
+
+
+def test_a_rule_that_was_never_asked_has_nothing_to_tell():
+    assert EvidenceRule(1.15, min_time_ns=1.0).weighed() is None

@@ -194,6 +194,10 @@ def _writes(seen: Rehearsal) -> Iterator[Sign]:
             else:
                 evidence = f"{operation.name} writes {outside.name}; replays do too"
                 yield _note("mutates-state", evidence, operation)
+    for change, maker in seen.first.containers:
+        site, called_from = (maker.site, maker.called_from) if maker else (None, None)
+        evidence = f"{change}; a replay runs no Python, the caller's stays"
+        yield Sign(id="mutates-input", level="note", evidence=evidence, site=site, called_from=called_from)
 
 
 def _python_changes(seen: Rehearsal) -> Iterator[Sign]:

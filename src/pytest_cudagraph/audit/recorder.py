@@ -74,6 +74,7 @@ class Recorder:
         self._judges = judges
         self._known = dict(known)
         self._made: dict[int, StorageWeakRef] = {}
+        self._makers: dict[int, int] = {}
         self._operators = Operators()
 
     def run(self, func: Any, types: tuple[type, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -98,6 +99,7 @@ class Recorder:
         self._remember(made)
         if self._judges:
             self._judge.place(facts, given, made)
+            self._makers.update(dict.fromkeys(map(identity_of, made), len(self.trace.operations)))
         site, called_from = sites or user_sites()
         self.trace.operations.append(
             Operation(
@@ -118,6 +120,11 @@ class Recorder:
         """The outside memory a tensor lies in; None for what the call itself made."""
         found = self._outside([tensor])
         return found[0] if found else None
+
+    def made_by(self, leaf: Any) -> Operation | None:
+        """The operation that gave a tensor last; None for what no operation gave."""
+        at = self._makers.get(identity_of(leaf)) if isinstance(leaf, torch.Tensor) else None
+        return None if at is None else self.trace.operations[at]
 
     def _remember(self, tensors: Iterable[torch.Tensor]) -> None:
         for tensor in tensors:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from pytest_cudagraph import inputs, leaves, state
+from pytest_cudagraph.audit.containers import container_changes
 from pytest_cudagraph.audit.recorder import Outline, Recorder, RuleWatch, watching
 from pytest_cudagraph.audit.trace import Origin, Outside, Trace, identity_of, storage_of
 from pytest_cudagraph.inputs import Example
@@ -37,7 +38,13 @@ class Stage:
         """A whole trace; with ``judges`` the rules of a capture too, and what of the output lies outside."""
         given = inputs.clone(example)
         recorder = Recorder(self.backend, *self._known(given, held), judges=judges)
+        before = leaves.named_leaves((given.args, given.kwargs)) if judges else []
         output = self._call(given, watching(recorder))
+        if judges:
+            after = leaves.named_leaves((given.args, given.kwargs))
+            recorder.trace.containers += [
+                (change, recorder.made_by(leaf)) for change, leaf in container_changes(before, after)
+            ]
         for path, leaf in leaves.named_leaves(output) if judges else ():
             outside = recorder.outside_of(leaf) if isinstance(leaf, torch.Tensor) else None
             if outside is not None:

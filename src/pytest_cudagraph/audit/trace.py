@@ -50,6 +50,8 @@ class Trace:
     operations: list[Operation] = field(default_factory=list)
     aliases: list[tuple[str, Outside]] = field(default_factory=list)
     """Output leaves, by name, that share memory with something outside."""
+    containers: list[tuple[str, Operation | None]] = field(default_factory=list)
+    """What of the inputs' dicts and lists is not as it was given, in words, and what made the tensor that is there."""
     subclasses: set[str] = field(default_factory=set)
     """Tensor subclasses with a dispatch of their own, whose inside was not seen."""
     kept_alive: list[object] = field(default_factory=list)

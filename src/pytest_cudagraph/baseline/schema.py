@@ -9,25 +9,21 @@ and writing it again gives the same bytes.
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from pytest_cudagraph.baseline import fields
 from pytest_cudagraph.baseline.names import Key, last_part, parametrized
 from pytest_cudagraph.baseline.sessions import history
 from pytest_cudagraph.errors import BaselineError
-from pytest_cudagraph.units import to_ns, to_seconds
 from pytest_cudagraph.values import DeviceInfo, Interval, Latency, SavedBatch, Session
 
 SCHEMA = 2
 """Raised whenever an older release could misread what is written. Schema 1 knew no sessions; it is read as one."""
 
 _ARMS = ("eager", "compiled", "replay")
-
-_DIGITS = 4
-"""0.01 % at worst: a hundredth of what two runs of the same code differ by."""
 
 _SCHEMA_OF = "4.0.0"
 """The oldest pytest-benchmark with these fields; its files name their writer under ``version``."""
@@ -97,11 +93,12 @@ def parse(text: str, origin: str) -> Content:
 def _json(text: str, origin: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError as exc:
+    except (ValueError, RecursionError) as exc:
         mended = "restore it, or remove it and save anew with --cudagraph-update"
         if "<<<<<<<" in text:
             mended = "it holds unresolved merge conflicts: keep one side of each"
-        raise BaselineError(f"{origin}: not valid JSON ({exc}); {mended}") from exc
+        reason = "nested too deeply" if isinstance(exc, RecursionError) else exc
+        raise BaselineError(f"{origin}: not valid JSON ({reason}); {mended}") from exc
 
 
 def _not_a_baseline(document: Mapping[str, Any]) -> str:
@@ -118,7 +115,7 @@ def _not_a_baseline(document: Mapping[str, Any]) -> str:
 def _check_schema(record: Any, origin: str) -> None:
     ours = _ours(record)
     schema = ours.get("schema")
-    if not isinstance(schema, int) or schema < 1:
+    if isinstance(schema, bool) or not isinstance(schema, int) or schema < 1:
         raise BaselineError(f"{origin} was not written by pytest-cudagraph: keep it elsewhere")
     if schema > SCHEMA:
         raise BaselineError(
@@ -137,7 +134,7 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 def _sort_in(arms: dict[Key, dict[str, Mapping[str, Any]]], record: Mapping[str, Any], origin: str) -> None:
     ours = _ours(record)
     name, batch_size, arm = ours.get("name"), ours.get("batch_size"), ours.get("arm")
-    if not isinstance(name, str) or not isinstance(batch_size, int) or arm not in _ARMS:
+    if not fields.is_text(name) or not fields.is_whole(batch_size, least=1) or arm not in _ARMS:
         raise BaselineError(f"{origin} lacks a name, a batch size or an arm ({', '.join(_ARMS)})")
     found = arms.setdefault((name, batch_size), {})
     if arm in found:
@@ -152,7 +149,7 @@ def _records(entry: SavedBatch) -> list[dict[str, Any]]:
 
 def _record(entry: SavedBatch, arm: str, latency: Latency) -> dict[str, Any]:
     ours: dict[str, Any] = {"schema": SCHEMA, "name": entry.name, "batch_size": entry.batch_size, "arm": arm}
-    ours["q90"] = _seconds(latency.q90_ns)
+    ours["q90"] = fields.seconds(latency.q90_ns)
     if arm == "replay":
         ours |= {
             "device": asdict(entry.device),
@@ -160,7 +157,9 @@ def _record(entry: SavedBatch, arm: str, latency: Latency) -> dict[str, Any]:
             "kernels": entry.kernels,
             "saved_at": entry.saved_at,
             "sessions": [_one_line(_session_record(session)) for session in history(entry)],
-            "speedup": {key: _significant(_positive(value, key)) for key, value in asdict(entry.speedup).items()},
+            "speedup": {
+                key: fields.significant(fields.positive(value, key)) for key, value in asdict(entry.speedup).items()
+            },
         }
     fullname = parametrized(entry.name, f"{entry.batch_size}-{arm}")
     return {
@@ -177,15 +176,15 @@ def _record(entry: SavedBatch, arm: str, latency: Latency) -> dict[str, Any]:
 
 def _session_record(session: Session) -> dict[str, Any]:
     references = {"reference": session.reference_median_ns, "reference_q1": session.reference_q25_ns}
-    unrest = {"unrest": _significant(session.unrest_log)} if session.unrest_log else {}
+    unrest = {"unrest": fields.significant(session.unrest_log)} if session.unrest_log else {}
     return (
         unrest
-        | {key: _seconds(value) for key, value in references.items() if value is not None}
+        | {key: fields.seconds(value) for key, value in references.items() if value is not None}
         | {
             "commit": session.commit,
             "date": session.date,
-            "median": _seconds(session.median_ns),
-            "q1": _seconds(session.q25_ns),
+            "median": fields.seconds(session.median_ns),
+            "q1": fields.seconds(session.q25_ns),
             "software": session.software,
         }
     )
@@ -196,24 +195,24 @@ def _stats(latency: Latency) -> dict[str, Any]:
 
     A mean of latencies follows its outliers: between unchanged runs it moves ten times as far as the median.
     """
-    low, median, high = (_seconds(value) for value in (latency.q25_ns, latency.median_ns, latency.q75_ns))
-    least, most = _seconds(latency.minimum_ns), _seconds(latency.q90_ns)
+    low, median, high = (fields.seconds(value) for value in (latency.q25_ns, latency.median_ns, latency.q75_ns))
+    least, most = fields.seconds(latency.minimum_ns), fields.seconds(latency.q90_ns)
     return {
-        "hd15iqr": min(most, _significant(high + 1.5 * (high - low))),
-        "iqr": _significant(high - low),
+        "hd15iqr": min(most, fields.significant(high + 1.5 * (high - low))),
+        "iqr": fields.significant(high - low),
         "iterations": 1,
-        "ld15iqr": max(least, _significant(low - 1.5 * (high - low))),
+        "ld15iqr": max(least, fields.significant(low - 1.5 * (high - low))),
         "max": most,
         "mean": median,
         "median": median,
         "min": least,
-        "ops": _significant(1 / median),
+        "ops": fields.significant(1 / median),
         "outliers": "n/a",
         "q1": low,
         "q3": high,
         "rounds": latency.samples,
-        "stddev": _significant((high - low) / _IQR_PER_SIGMA),
-        "total": _significant(median * latency.samples),
+        "stddev": fields.significant((high - low) / _IQR_PER_SIGMA),
+        "total": fields.significant(median * latency.samples),
     }
 
 
@@ -222,29 +221,33 @@ def _entry(key: Key, arms: Mapping[str, Mapping[str, Any]], origin: str) -> Save
     place = f"{origin}: {name}, batch {batch_size}"
     missing = [arm for arm in ("eager", "replay") if arm not in arms]
     if missing:
-        raise BaselineError(f"{place} has no record of {' and '.join(missing)}; remove it or measure it again")
+        raise BaselineError(
+            f"{place} has no record of {' and '.join(missing)}; restore the file, or remove the records of this entry"
+        )
     try:
         return _built(name, batch_size, arms)
     except (KeyError, TypeError, ValueError, AttributeError) as exc:
         # Whatever a hand-edited record lacks or holds too much of, its reader needs one sentence that names the place.
         reason = f"no {exc}" if isinstance(exc, KeyError) else str(exc)
-        raise BaselineError(f"{place} is damaged ({reason}); remove it or measure it again") from exc
+        raise BaselineError(
+            f"{place} is damaged ({reason}); restore the file, or remove the records of this entry"
+        ) from exc
 
 
 def _built(name: str, batch_size: int, arms: Mapping[str, Mapping[str, Any]]) -> SavedBatch:
     ours = _ours(arms["replay"])
-    kernels = ours["kernels"]
+    speedup = fields.mapping(ours, "speedup")
     entry = SavedBatch(
         name=name,
         batch_size=batch_size,
         eager=_latency(arms["eager"]),
         replay=_latency(arms["replay"]),
         compiled=_latency(arms["compiled"]) if "compiled" in arms else None,
-        speedup=Interval(**{key: _number(ours["speedup"], key) for key in ("estimate", "low", "high")}),
-        kernels=None if kernels is None else int(kernels),
-        kernel_names={str(kernel): int(count) for kernel, count in ours["kernel_names"].items()},
-        device=DeviceInfo(**ours["device"]),
-        saved_at=str(ours["saved_at"]),
+        speedup=Interval(**{key: fields.number(speedup, key) for key in ("estimate", "low", "high")}),
+        kernels=None if ours["kernels"] is None else fields.whole(ours, "kernels"),
+        kernel_names=fields.counts(fields.mapping(ours, "kernel_names")),
+        device=fields.device(fields.mapping(ours, "device")),
+        saved_at=fields.text(ours, "saved_at"),
         sessions=tuple(_session(each) for each in ours.get("sessions", ())),
     )
     return replace(entry, sessions=history(entry))
@@ -252,47 +255,24 @@ def _built(name: str, batch_size: int, arms: Mapping[str, Mapping[str, Any]]) ->
 
 def _session(found: Mapping[str, Any]) -> Session:
     return Session(
-        date=str(found["date"]),
-        commit=str(found["commit"]),
-        software=str(found["software"]),
-        q25_ns=_ns(found, "q1"),
-        median_ns=_ns(found, "median"),
-        reference_q25_ns=_ns(found, "reference_q1") if "reference" in found else None,
-        reference_median_ns=_ns(found, "reference") if "reference" in found else None,
-        unrest_log=_significant(_number(found, "unrest")) if "unrest" in found else 0.0,
+        date=fields.text(found, "date"),
+        commit=fields.text(found, "commit"),
+        software=fields.text(found, "software"),
+        q25_ns=fields.nanoseconds(found, "q1"),
+        median_ns=fields.nanoseconds(found, "median"),
+        reference_q25_ns=fields.nanoseconds(found, "reference_q1") if "reference" in found else None,
+        reference_median_ns=fields.nanoseconds(found, "reference") if "reference" in found else None,
+        unrest_log=fields.logarithm(found, "unrest") if "unrest" in found else 0.0,
     )
 
 
 def _latency(record: Mapping[str, Any]) -> Latency:
-    stats, ours = record["stats"], _ours(record)
+    stats = fields.mapping(record, "stats")
     return Latency(
-        samples=int(stats["rounds"]),
-        minimum_ns=_ns(stats, "min"),
-        q25_ns=_ns(stats, "q1"),
-        median_ns=_ns(stats, "median"),
-        q75_ns=_ns(stats, "q3"),
-        q90_ns=_ns(ours, "q90"),
+        samples=fields.whole(stats, "rounds", least=1),
+        minimum_ns=fields.nanoseconds(stats, "min"),
+        q25_ns=fields.nanoseconds(stats, "q1"),
+        median_ns=fields.nanoseconds(stats, "median"),
+        q75_ns=fields.nanoseconds(stats, "q3"),
+        q90_ns=fields.nanoseconds(_ours(record), "q90"),
     )
-
-
-def _ns(numbers: Mapping[str, Any], key: str) -> float:
-    return _significant(to_ns(_number(numbers, key)))
-
-
-def _seconds(nanoseconds: float) -> float:
-    return _significant(to_seconds(_positive(nanoseconds, "a latency")))
-
-
-def _number(numbers: Mapping[str, Any], key: str) -> float:
-    return _positive(numbers[key], key)
-
-
-def _positive(value: Any, what: str) -> float:
-    # What would be refused on reading is never written.
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not (value > 0 and math.isfinite(value)):
-        raise ValueError(f"{what} must be a positive number, not {value!r}")
-    return float(value)
-
-
-def _significant(value: float) -> float:
-    return float(f"{value:.{_DIGITS}g}")

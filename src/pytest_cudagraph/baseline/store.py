@@ -125,7 +125,8 @@ def _change(path: Path, edit: Callable[[Content], Content]) -> None:
         raise BaselineError(f"{exc}; the file was left as it is") from exc
     except Timeout as exc:
         raise BaselineError(f"{path}: another process has held its lock for {_LOCK_WAIT_S:.0f} s") from exc
-    except (OSError, ValueError) as exc:
+    except (OSError, ValueError, RecursionError, NotImplementedError) as exc:
+        # The last two: a file too deep to be written again, a file system without locks.
         raise BaselineError(f"{path}: cannot be written ({_reason(exc)}); nothing was changed") from exc
 
 
@@ -147,6 +148,9 @@ def _rewrite(path: Path, old: Content, new: Content) -> None:
 
 
 def _write(path: Path, text: str) -> None:
+    # Whoever holds the lock is alone: what lies there was left by a process that was killed.
+    for left in path.parent.glob(f".{path.name}.*.tmp"):
+        left.unlink(missing_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("w", encoding="utf-8", newline="\n") as file:

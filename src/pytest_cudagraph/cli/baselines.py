@@ -77,8 +77,13 @@ def _shown(entry: SavedBatch) -> list[str]:
 
 def _prune(arguments: argparse.Namespace) -> Answer:
     lines = []
-    for path in baseline_files(arguments.folder):
-        doomed = sorted(key for key in entries_of(path) if _matches(key[0], arguments.name))
+    files = {path: entries_of(path) for path in baseline_files(arguments.folder)}
+    names = {name for entries in files.values() for name, _ in entries}
+    # The name of an entry is that name, whatever stars are in it.
+    plain = names.intersection(arguments.name)
+    globs = [glob for glob in arguments.name if glob not in plain]
+    for path, entries in files.items():
+        doomed = sorted(key for key in entries if key[0] in plain or _matches(key[0], globs))
         baseline.remove_from(path, doomed)
         lines += [f"removed from {path}: {name}, batch {batch_size}" for name, batch_size in doomed]
     return Answer(lines=lines or [f"removed nothing: no entry in {arguments.folder} has such a name"])

@@ -56,7 +56,8 @@ def judge_base(found: BaseComparison, max_slowdown: float, *, judged: bool = Tru
     change = base_change(found)
     if change is None:
         verdict = Verdict.PASSED if found.missing.startswith("new") else Verdict.NOT_JUDGED
-        return Judgement(gate="base", verdict=verdict, reason=f"not compared with {found.revision}: {found.missing}")
+        reason = f"not compared with {found.revision}: {found.missing}{': ' if found.why else ''}{found.why}"
+        return Judgement(gate="base", verdict=verdict, reason=reason)
     reason = f"replay is {_change_text(change, found)}; allowed is {percent_text(max_slowdown)}"
     evidence = _evidence(found)
     if not judged:

@@ -36,7 +36,9 @@ def _latency_text(change: Change) -> str:
     moved = signed_text(raw)
     if abs(math.log(raw) - change.log_ratio) > _ALIKE_LOG:
         moved += f"; {signed_text(math.exp(change.log_ratio))} relative to the reference workload"
-    return f"replay {change_text(change.before_ns, change.after_ns)} ({moved})"
+    # Tables show medians: of another statistic the name is said, for the two may move apart.
+    named = "" if change.what == "median" else f"{change.what} "
+    return f"replay {named}{change_text(change.before_ns, change.after_ns)} ({moved})"
 
 
 def _kernels_text(saved: SavedBatch, new: SavedBatch) -> str:

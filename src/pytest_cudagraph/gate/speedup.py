@@ -59,15 +59,35 @@ def _undecided(timing: Timing, min_speedup: float, evidence: tuple[str, ...], ac
         reason = f"{found_text(timing)}: at the threshold of {factor_text(min_speedup)}"
         remedy = "more time will not decide it"
     else:
-        spent = seconds_text(timing.measure_ns)
-        reason = f"{found_text(timing)}; this test asks for {factor_text(min_speedup)}: not decided within {spent}"
+        why = _why_open(timing, min_speedup) or f"not decided within {seconds_text(timing.measure_ns)}"
+        reason = f"{found_text(timing)}; this test asks for {factor_text(min_speedup)}: {why}"
         remedy = "to decide: a larger --cudagraph-time-budget"
-        if math.isfinite(timing.detectable_ratio):
+        if abs(math.log(timing.speedup.estimate / min_speedup)) < math.log1p(timing.detectable_ratio) < math.inf:
             found = percent_text(timing.detectable_ratio)
             evidence = (*evidence, f"a run this long finds a difference of {found} in 80 of 100 cases")
     return Judgement(
         gate="speedup", verdict=Verdict.INCONCLUSIVE, reason=reason, evidence=evidence, remedy=remedy, accept=accept
     )
+
+
+def _why_open(timing: Timing, min_speedup: float) -> str:
+    """What kept an interval that lies on one side of the target from deciding; empty for one that does not."""
+    weighed, speedup = timing.weighed, timing.speedup
+    if weighed is None or speedup.low < min_speedup <= speedup.high:
+        return ""
+    if timing.blocks < weighed.least_blocks:
+        spent = seconds_text(timing.measure_ns)
+        return f"not decided, a verdict takes {weighed.least_blocks} blocks and {spent} gave {timing.blocks}"
+    if 2 * weighed.quiet < timing.blocks:
+        disturbed = timing.blocks - weighed.quiet
+        return f"not decided, one arm alone was disturbed in {disturbed} of {timing.blocks} blocks, more than half"
+    if weighed.quiet < weighed.least_blocks:
+        needed = weighed.least_blocks
+        return f"not decided, a verdict takes {needed} undisturbed blocks and there are {weighed.quiet}"
+    if weighed.elapsed_ns < weighed.least_ns:
+        spent, least = seconds_text(weighed.elapsed_ns), seconds_text(weighed.least_ns)
+        return f"not decided, a verdict takes {least} of samples and there are {spent}"
+    return "not decided, a verdict takes more evidence than a 95% interval (99 % to pass, 99.9 % to fail)"
 
 
 def _at_threshold(speedup: Interval, min_speedup: float) -> bool:

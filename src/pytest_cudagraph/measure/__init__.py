@@ -6,20 +6,20 @@ outside the stopping rule: nothing is started whose expected end lies beyond it 
 
 from __future__ import annotations
 
-import math
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pytest_cudagraph import stats, stopping
 from pytest_cudagraph.collector import without_collections
+from pytest_cudagraph.measure.repeats import TooCoarse
 from pytest_cudagraph.measure.sampling import Progress, Sampling
 from pytest_cudagraph.measure.timer import ArmName, Bounds, Call, PerfCounterClock, Timer
 from pytest_cudagraph.measure.vetting import Vet, Vetting
 from pytest_cudagraph.measure.warmup import warm_up
 from pytest_cudagraph.protocols import Clock, EventTimer, StoppingRule
 from pytest_cudagraph.units import percent_text, plural, seconds_text
-from pytest_cudagraph.values import Block, Timing
+from pytest_cudagraph.values import Block, Interval, Latency, Timing
 
 __all__ = ["Arms", "Bounds", "PerfCounterClock", "measure", "measure_arms"]
 
@@ -71,7 +71,7 @@ def measure_arms(
         sampling = Sampling(timer=timer, rule=rule, rng=random.Random(seed), warm_ns=warm_ns, vetting=vetting)
         sampling.run(progress)
         device_ns = _event_samples(event_timer, timer, sampling.expected_ns[True])
-    return _timing(sampling, device_ns, seed)
+    return _timing(sampling, rule, device_ns, seed)
 
 
 measure = measure_arms
@@ -95,16 +95,15 @@ def _event_samples(event_timer: EventTimer | None, timer: Timer, expected_ns: fl
     return samples_ns
 
 
-def _timing(sampling: Sampling, device_ns: Sequence[float], seed: int) -> Timing:
+def _timing(sampling: Sampling, rule: StoppingRule, device_ns: Sequence[float], seed: int) -> Timing:
     """Sum up; where not even one quad fitted, the warm-up's calls are all there is."""
-    timer, rule, blocks = sampling.timer, sampling.rule, sampling.blocks
+    timer, blocks = sampling.timer, sampling.blocks
     measure_ns = timer.elapsed_ns  # read before the interval is computed, which is no measuring
     measured = bool(blocks)
     if not measured:
         blocks = [Block(eager_ns=min(sampling.warm_ns["eager"]), replay_ns=min(sampling.warm_ns["replay"]))]
-    counted = stopping.undisturbed(blocks)
-    log_ratios = [math.log(block.eager_ns / block.replay_ns) for block in counted]
-    noise_ratio = stats.spread(log_ratios)
+    judged = stopping.judged(rule, blocks)
+    noise_ratio = stats.spread(judged.undisturbed)
     latency = {n: stats.latency_summary(s or sampling.warm_ns[n]) for n, s in sampling.samples_ns.items()}
     drift_ratio = stats.drift_ratio([block.eager_ns for block in blocks])
     return Timing(
@@ -112,12 +111,12 @@ def _timing(sampling: Sampling, device_ns: Sequence[float], seed: int) -> Timing
         replay=latency["replay"],
         compiled=latency.get("compiled"),
         device_replay=stats.latency_summary(device_ns) if device_ns else None,
-        speedup=stats.speedup_interval(log_ratios, stopping.evidence, boundary_ratio=rule.boundary_ratio),
+        speedup=_speedup(judged, rule.boundary_ratio, sampling.too_coarse, latency),
         decision=rule.decision,
         target_ratio=rule.target_ratio,
         blocks=len(blocks),
         noise_ratio=noise_ratio,
-        detectable_ratio=stats.detectable_ratio(noise_ratio, len(counted)),
+        detectable_ratio=stats.detectable_ratio(noise_ratio, len(judged.undisturbed)),
         measure_ns=measure_ns,
         seed=seed,
         extended=timer.extended,
@@ -125,11 +124,30 @@ def _timing(sampling: Sampling, device_ns: Sequence[float], seed: int) -> Timing
         inner_calls=timer.inner_calls,
         discarded=sampling.vetting.discarded,
         disturbance="; ".join(sampling.vetting.reasons),
-        notes=_notes(sampling, measured, drift_ratio, 1.0 - len(counted) / len(blocks)),
+        notes=_notes(sampling, measured, drift_ratio, judged),
+        weighed=rule.weighed() if isinstance(rule, stopping.EvidenceRule) and rule.decision == "open" else None,
     )
 
 
-def _notes(sampling: Sampling, measured: bool, drift_ratio: float, disturbed_share: float) -> tuple[str, ...]:
+def _speedup(
+    judged: stopping.Judged,
+    boundary_ratio: float | None,
+    too_coarse: TooCoarse | None,
+    latency: Mapping[ArmName, Latency],
+) -> Interval:
+    speedup = stats.speedup_interval(
+        judged.undisturbed,
+        stopping.evidence,
+        boundary_ratio=boundary_ratio,
+        estimate_log=judged.estimate_log,
+        differences=judged.differences,
+    )
+    if too_coarse is None:
+        return speedup
+    return too_coarse.widen(speedup, eager_ns=latency["eager"].median_ns, replay_ns=latency["replay"].median_ns)
+
+
+def _notes(sampling: Sampling, measured: bool, drift_ratio: float, judged: stopping.Judged) -> tuple[str, ...]:
     vetting, notes = sampling.vetting, []
     if vetting.discarded:
         why = "; ".join(vetting.reasons)
@@ -137,11 +155,16 @@ def _notes(sampling: Sampling, measured: bool, drift_ratio: float, disturbed_sha
     if not measured:
         bound = seconds_text(sampling.timer.bounds.extended_ns)
         notes.append(f"the time budget of {bound} left no room for timed samples: these are the calls of the warm-up")
+    if sampling.too_coarse is not None:
+        notes.append(sampling.too_coarse.note)
     if max(drift_ratio, 1 / drift_ratio) > _NOTABLE_DRIFT_RATIO:
         change = percent_text(abs(drift_ratio - 1.0))
         direction = "slower" if drift_ratio > 1.0 else "faster"
         notes.append(f"eager became {change} {direction} during the measurement; pairing keeps that out of the speedup")
+    disturbed_share = judged.disturbed / len(judged.log_ratios)
     if disturbed_share > _NOTABLE_DISTURBED_SHARE:
         share = percent_text(disturbed_share)
         notes.append(f"one arm alone was disturbed in {share} of the blocks, which do not count")
+    if not judged.is_quiet_known:
+        notes.append("one arm alone was disturbed in most of the blocks: the figures are those of all of them")
     return tuple(notes)

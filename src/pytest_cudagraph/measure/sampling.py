@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from pytest_cudagraph import stats
-from pytest_cudagraph.measure.timer import ArmName, Timer, inner_calls
+from pytest_cudagraph.measure.repeats import TooCoarse, settle_inner_calls
+from pytest_cudagraph.measure.timer import ArmName, Timer
 from pytest_cudagraph.measure.vetting import Vetting
 from pytest_cudagraph.measure.warmup import WINDOW
 from pytest_cudagraph.protocols import StoppingRule
+from pytest_cudagraph.stopping import FixedTimeRule
 from pytest_cudagraph.values import Block
 
 Progress = Callable[[float, float], None]
@@ -36,22 +38,6 @@ def block_size(pair_ns: float) -> int:
     return min(max(2 * round(_BLOCK_NS / pair_ns / 2), 4), 32)
 
 
-def _settle_inner_calls(timer: Timer, level_ns: dict[ArmName, float]) -> int:
-    """Lengthen the samples until the clock is good enough for them; refines ``level_ns``, the time per call.
-
-    Takes a second look after lengthening: a single short call reads no less than the clock's resolution.
-    """
-    if timer.prepare is not None:
-        # A second call in the same interval would start from another state than the first.
-        return timer.inner_calls
-    needed = inner_calls(timer.clock, min(level_ns["eager"], level_ns["replay"]))
-    while needed > 1.5 * timer.inner_calls:
-        timer.inner_calls = needed
-        level_ns["eager"], level_ns["replay"] = timer.sample_ns("eager"), timer.sample_ns("replay")
-        needed = inner_calls(timer.clock, min(level_ns["eager"], level_ns["replay"]))
-    return timer.inner_calls
-
-
 class _Taken(NamedTuple):
     """One block and its samples by arm; None for a block that was cut short."""
 
@@ -65,6 +51,7 @@ class Sampling:
 
     timer: Timer
     rule: StoppingRule
+    """Replaced by one that decides nothing where the clock is too coarse for a verdict."""
     rng: random.Random
     warm_ns: Mapping[ArmName, Sequence[float]]
     vetting: Vetting = field(default_factory=Vetting)
@@ -72,6 +59,7 @@ class Sampling:
     """Taken since the device was last asked after; they count once it is known to have been well."""
     blocks: list[Block] = field(default_factory=list)
     samples_ns: dict[ArmName, list[float]] = field(init=False)
+    too_coarse: TooCoarse | None = field(init=False)
     quads: int = field(init=False)
     expected_ns: dict[bool, float] = field(init=False)
     """How long a quad (True) and a lone sample (False) took last."""
@@ -79,10 +67,14 @@ class Sampling:
     def __post_init__(self) -> None:
         self.samples_ns = {name: [] for name in self.warm_ns}
         level_ns = {name: min(samples[-WINDOW:]) for name, samples in self.warm_ns.items()}
-        repeats = _settle_inner_calls(self.timer, level_ns)
+        self.too_coarse = settle_inner_calls(self.timer, level_ns)
+        if self.too_coarse and self.rule.target_ratio is not None:
+            self.rule = FixedTimeRule()
+        repeats, prepare_ns = self.timer.inner_calls, self.timer.prepare_ns
         pair_ns = repeats * (level_ns["eager"] + level_ns["replay"])
         self.quads = block_size(pair_ns) // 2
-        self.expected_ns = {True: 2 * pair_ns, False: repeats * level_ns.get("compiled", 0.0)}
+        lone_ns = repeats * level_ns.get("compiled", 0.0)
+        self.expected_ns = {True: 2 * pair_ns + 4 * prepare_ns, False: lone_ns + prepare_ns}
 
     def run(self, progress: Progress | None) -> None:
         """Sample block after block until the rule has finished or nothing more fits into the bound."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -17,11 +16,6 @@ Call = Callable[[], object]
 
 _FIRST_SHARE = 0.25
 """The share of the time budget that is spent before an open measurement is extended to all of it."""
-
-_CLOCK_ERROR = 0.005
-"""The largest share of a sample that the clock's resolution and its own cost may be."""
-
-_MAX_INNER_CALLS = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +64,8 @@ class Timer:
     prepare: Call | None = None
     """Called before every sample, outside its interval: brings back the state that the calls move on."""
     inner_calls: int = 1
+    prepare_ns: float = 0.0
+    """How long ``prepare`` took last."""
     extended: bool = False
     start_ns: int = field(init=False)
 
@@ -84,7 +80,9 @@ class Timer:
         """One timed interval, divided by the calls in it."""
         call, now_ns, repeats = self.calls[name], self.clock.now_ns, itertools.repeat(None, self.inner_calls)
         if self.prepare is not None:
+            begin_ns = now_ns()
             self.prepare()
+            self.prepare_ns = now_ns() - begin_ns
         self.synchronize()
         start_ns = now_ns()
         for _ in repeats:
@@ -102,11 +100,3 @@ class Timer:
             return False
         self.extended = True
         return True
-
-
-def inner_calls(clock: Clock, fastest_ns: float) -> int:
-    """How many calls make a sample long enough that the clock's own error is below 0.5 %."""
-    readings_ns = [clock.now_ns() for _ in range(32)]
-    overhead_ns = min(later - earlier for earlier, later in itertools.pairwise(readings_ns))
-    needed_ns = max(clock.resolution_ns, overhead_ns) / _CLOCK_ERROR
-    return min(max(math.ceil(needed_ns / fastest_ns), 1), _MAX_INNER_CALLS)

@@ -45,7 +45,7 @@ def warm_up(timer: Timer) -> dict[ArmName, list[float]]:
 def _call_until(timer: Timer, name: ArmName, samples_ns: list[float], *, calls: int, limit_ns: float) -> bool:
     """Add samples; False when the limit left no time for all of them."""
     for _ in range(calls):
-        if timer.elapsed_ns + samples_ns[-1] > limit_ns:
+        if timer.elapsed_ns + timer.prepare_ns + samples_ns[-1] > limit_ns:
             return False
         samples_ns.append(timer.sample_ns(name))
     return True

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from pytest_cudagraph.errors import InputError
 from pytest_cudagraph.monitor.card import GpuCard, GpuSample, HostSample, PerfCard
 from pytest_cudagraph.monitor.gpus import watched_gpus
 from pytest_cudagraph.monitor.host import HostReader
@@ -33,12 +34,13 @@ class PerfMonitor:
 
     ``every_s`` takes a reading in a thread each so many seconds, for code that has no gaps to call :meth:`sample` in.
     ``waiting_processes`` hold a GPU and wait for this one, as whoever started it may: they do not count as others.
+    Raises :class:`~pytest_cudagraph.errors.InputError` for an ``every_s`` that is no time.
     Never fails for want of a GPU, of NVML or of a permission: what could not be read stands in the card's notes.
     """
 
     def __init__(self, *, clock: Clock | None = None, every_s: float | None = None, waiting_processes: int = 0) -> None:
-        if every_s is not None and not every_s > 0:
-            raise ValueError(f"every_s must be above 0 seconds, not {every_s!r}")
+        if every_s is not None:
+            _check_seconds(every_s)
         self._every_s = every_s
         self._waiting = waiting_processes
         self._lock = threading.Lock()
@@ -92,6 +94,12 @@ class PerfMonitor:
         if self._card is None:
             raise RuntimeError("the card of a PerfMonitor is there once its with block has ended")
         return self._card
+
+
+def _check_seconds(every_s: Any) -> None:
+    is_number = isinstance(every_s, (int, float)) and not isinstance(every_s, bool)
+    if not is_number or not 0 < every_s < threading.TIMEOUT_MAX:
+        raise InputError(f"every_s takes seconds between readings, a number above 0, or None; found {every_s!r}")
 
 
 class _Poller:

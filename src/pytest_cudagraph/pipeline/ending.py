@@ -40,6 +40,8 @@ class Collected:
     """Whether no test was left out of the files that were looked at."""
     paths: tuple[str, ...]
     """What was looked at: files and folders relative to the root directory, ``.`` for all of it."""
+    whole: bool = False
+    """Whether that is all that the project runs: the root directory, or its ``testpaths``."""
     asked_sizes: frozenset[int] = frozenset()
     """The batch sizes that the command line asked for; empty where it named none."""
     folder: Path = field(default_factory=Path)
@@ -144,21 +146,30 @@ def _plan(
 def _looked_at(saved: Mapping[Key, SavedBatch], collected: Collected, root: Path) -> dict[Key, SavedBatch]:
     """The saved entries whose tests this run would have told of, if they were still there.
 
-    A name of its own may belong to any test, hence it was looked at only where no test was silent or out of sight.
+    A test may go by any ``name=``, also by what was its node id before it moved. So nothing is said where the file of
+    some entry was left out, or single files were asked for; of a node id, where a silent test's file has it as a text;
+    of other names, which may be put together while a test runs, where any test was silent or the run was not of all.
     """
     files = {name: name.partition("::")[0] for name, _ in saved}
-    unseen = {name for name, file in files.items() if file not in collected.files and (root / file).is_file()}
+    located = {name for name, file in files.items() if file != name}
+    if any(files[name] not in collected.files and (root / files[name]).is_file() for name in located):
+        return {}
+    below = {name for name in located if _lies_below(files[name], collected.paths)}
     silent = {normal_name(nodeid) for nodeid in collected.silent}
-    everything = "." in collected.paths and not unseen and not silent
-    return {
-        key: entry
-        for key, entry in saved.items()
-        if (
-            everything
-            if files[key[0]] == key[0]
-            else key[0] not in unseen | silent and _lies_below(files[key[0]], collected.paths)
-        )
-    }
+    texts = [_text(root / file) for file in {nodeid.partition("::")[0] for nodeid in silent}]
+    told = {name for name in below if name not in silent and not any(name in text for text in texts)}
+    is_of_folders = all((root / path).is_dir() for path in collected.paths)
+    if not collected.whole and (below != located or not is_of_folders):
+        told = set()
+    if collected.whole and not silent and "." in collected.paths:
+        told |= files.keys() - located
+    return {key: entry for key, entry in saved.items() if key[0] in told}
+
+
+def _text(path: Path) -> str:
+    with contextlib.suppress(OSError):
+        return path.read_text(encoding="utf-8", errors="replace")
+    return ""
 
 
 def _of_asked_sizes(

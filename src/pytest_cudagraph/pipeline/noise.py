@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from pytest_cudagraph import measure, stats, stopping
 from pytest_cudagraph.protocols import Backend, Clock
-from pytest_cudagraph.units import to_ns
+from pytest_cudagraph.units import to_ns, to_seconds
 from pytest_cudagraph.values import Interval, Timing
 
 TOLERANCE_RATIO = 0.005
@@ -40,6 +40,12 @@ class NoiseFloor:
     """How much faster than itself the callable seemed; 1 on a machine to be trusted."""
     detectable_ratio: float
     """The smallest regression found in 80 of 100 runs within the time budget that was asked about."""
+    blocks_per_s: float = 0.0
+    """Blocks are gained in proportion to time."""
+
+    def detectable_within(self, budget_s: float) -> float:
+        """:attr:`detectable_ratio` for another time budget; infinite where it holds too few blocks."""
+        return stats.detectable_ratio(self.noise_ratio, math.floor(self.blocks_per_s * budget_s))
 
 
 def noise_floors(backend: Backend, clock: Clock, *, budget_s: float, calls: Sequence[int] = _CALLS) -> list[NoiseFloor]:
@@ -68,12 +74,11 @@ def _timing(backend: Backend, clock: Clock, products: int) -> Timing:
 
 
 def _floor(timing: Timing, budget_s: float) -> NoiseFloor:
-    told = timing.blocks >= _FEWEST_BLOCKS
-    # Blocks are gained in proportion to time: a budget of so many seconds holds so many more of them.
-    blocks = math.floor(timing.blocks * to_ns(budget_s) / timing.measure_ns)
-    return NoiseFloor(
+    floor = NoiseFloor(
         call_ns=timing.replay.median_ns,
-        noise_ratio=timing.noise_ratio if told else math.inf,
+        noise_ratio=timing.noise_ratio if timing.blocks >= _FEWEST_BLOCKS else math.inf,
         apparent=timing.speedup,
-        detectable_ratio=stats.detectable_ratio(timing.noise_ratio, blocks) if told else math.inf,
+        detectable_ratio=math.inf,
+        blocks_per_s=timing.blocks / to_seconds(timing.measure_ns),
     )
+    return replace(floor, detectable_ratio=floor.detectable_within(budget_s))

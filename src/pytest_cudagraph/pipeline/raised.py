@@ -29,6 +29,9 @@ _STAGES: Mapping[str, _Stage] = {
     "measure": _Stage(EagerFailed, "eager", Verdict.FAILED, "while it was measured"),
 }
 
+_AT_FIRST: tuple[GateName, Verdict] = ("eager", Verdict.NOT_CAPTURED)
+"""Of the first eager calls, before there is any stage that a capture needs."""
+
 _OWN_FOLDER = str(Path(__file__).parent.parent)
 
 
@@ -49,11 +52,15 @@ def failure_in(stage: str, error: Exception) -> tuple[GraphTestFailure, Judgemen
     return failure(message), Judgement(gate=gate, verdict=verdict, reason=reason, evidence=evidence)
 
 
-def judgement_of(failure: EagerFailed) -> Judgement:
-    """The failure of a first eager call, as the report tells it."""
-    reason, *evidence = str(failure).splitlines()
+def judgement_of(stage: str, failure: EagerFailed | CudagraphError) -> Judgement:
+    """What ended a story without a finding (a first eager call that raised, outputs of no use), as the report tells it.
+
+    An error without any words is told by its class.
+    """
+    reason, *evidence = str(failure).splitlines() or [type(failure).__name__]
     told = tuple(line.strip() for line in evidence)
-    return Judgement(gate="eager", verdict=Verdict.NOT_CAPTURED, reason=reason, evidence=told)
+    gate, verdict = (_STAGES[stage].gate, _STAGES[stage].verdict) if stage in _STAGES else _AT_FIRST
+    return Judgement(gate=gate, verdict=verdict, reason=reason, evidence=told)
 
 
 def _from_the_model(traceback: TracebackType | None) -> TracebackType | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from pytest_cudagraph import gate, revisions
 from pytest_cudagraph.errors import RevisionError
 from pytest_cudagraph.pipeline.bench import Progress
-from pytest_cudagraph.revisions import Sample, SampledBatch, Side
+from pytest_cudagraph.revisions import End, Sample, SampledBatch, Side
 from pytest_cudagraph.values import BaseComparison, BatchReport, GraphReport, Verdict
 
 Key = tuple[str, int]
@@ -21,6 +21,8 @@ class Command:
     """How the user called pytest."""
 
     arguments: Sequence[str]
+    paths: Sequence[str]
+    """Those of the arguments that name what to collect."""
     folder: Path
     root: Path
     has_cache: bool
@@ -55,6 +57,7 @@ def compare_revisions(name: str, command: Command, max_slowdown: float, progress
     Nothing stays behind: no worktree, no process, no file.
     """
     revision = revisions.find_revision(command.folder, name)
+    _check_root(command.root, revision.top)
     with revisions.checked_out(revision) as tree:
         folder = tree.parent
         sides = {
@@ -74,6 +77,15 @@ def compare_revisions(name: str, command: Command, max_slowdown: float, progress
     return AgainstBase(revision=str(revision), max_slowdown=max_slowdown, found=found)
 
 
+def _check_root(root: Path, top: Path) -> None:
+    """Tests are named from pytest's root directory: from one around the repository those of a checkout differ."""
+    if root in top.parents:
+        raise RevisionError(
+            f"pytest's root directory must not lie above the repository, {top}; found {root}\n"
+            f"  a checkout has no such folder around it, and its tests would be named otherwise: --rootdir={top}"
+        )
+
+
 def _side(name: str, top: Path, tree: Path, command: Command, folder: Path) -> Side:
     cache = folder / f"cache-{'head' if tree == top else 'base'}" if command.has_cache else None
     return Side(
@@ -83,6 +95,7 @@ def _side(name: str, top: Path, tree: Path, command: Command, folder: Path) -> S
         folder=command.folder,
         root=command.root,
         arguments=command.arguments,
+        paths=command.paths,
         cache=cache,
     )
 
@@ -110,9 +123,12 @@ def pair(base: Sequence[Sample], head: Sequence[Sample], revision: str) -> dict[
 
 def _paired(key: Key, base: Sequence[Sample], head: Sequence[Sample], revision: str) -> BaseComparison:
     befores, afters = [each.batches.get(key) for each in base], [each.batches.get(key) for each in head]
-    missing = _missing(key, base, befores, "base") or _missing(key, head, afters, "head")
-    if missing:
-        return BaseComparison(revision=revision, missing=missing)
+    nodeid = next(sample.nodeids[key[0]] for sample in head if key in sample.batches)
+    for samples, found, side in ((base, befores, "base"), (head, afters, "head")):
+        ends = [sample.end_of(sample.nodeids.get(key[0], nodeid)) for sample in samples]
+        missing, odd = _missing(key, samples, found, ends, side), _odd(ends)
+        if missing:
+            return BaseComparison(revision=revision, missing=missing, why=odd.why if odd else "")
     ones, others = [each for each in befores if each], [each for each in afters if each]
     has_reference = all(each.reference_ns for each in (*ones, *others))
     return BaseComparison(
@@ -128,14 +144,38 @@ def _paired(key: Key, base: Sequence[Sample], head: Sequence[Sample], revision: 
     )
 
 
-def _missing(key: Key, samples: Sequence[Sample], found: Sequence[SampledBatch | None], side: str) -> str:
+def _missing(
+    key: Key,
+    samples: Sequence[Sample],
+    found: Sequence[SampledBatch | None],
+    ends: Sequence[End | None],
+    side: str,
+) -> str:
     """Why a side has no latency in each of its processes; empty where it has."""
     if all(each is not None and each.replay_ns for each in found):
         return ""
     verdicts = sorted({each.verdict for each in found if each is not None and not each.replay_ns})
     if verdicts:
         return f"{', '.join(verdicts)} in the {side}"
-    of_test = sorted({sample.verdicts[key[0]] for sample in samples if key[0] in sample.verdicts} - {"passed"})
-    if any(found) or side == "head":
+    if any(found):
         return f"not measured in every process of the {side}"
-    return f"{', '.join(of_test)} in the base" if of_test and "not-judged" not in of_test else "new: not in the base"
+    return _unreported(ends, is_measured=all(key[0] in sample.nodeids for sample in samples))
+
+
+def _unreported(ends: Sequence[End | None], *, is_measured: bool) -> str:
+    """Why the base tells nothing of a batch size.
+
+    New, with nothing to be slower than, is only what the base does not collect, or a size that it does not ask for: a
+    test that is there and did not come to measure must not pass for it.
+    """
+    odd = _odd(ends)
+    if odd is not None:
+        return f"{odd.how} in the base"
+    if not any(ends):
+        return "new: not in the base"
+    return "new: not a batch size of the base" if is_measured else "not measured by its test in the base"
+
+
+def _odd(ends: Sequence[End | None]) -> End | None:
+    """How a test ended that did not pass, in the first process that tells of it."""
+    return next((end for end in ends if end is not None and end.how != "passed"), None)

@@ -105,8 +105,8 @@ class Story:
         __tracebackhide__ = True
         try:
             stage()
-        except EagerFailed as failure:
-            self._end(failure, judgement_of(failure))
+        except (EagerFailed, CudagraphError) as failure:
+            self._end(failure, judgement_of(stage.__name__, failure))
             raise
         except Exception as error:
             found = failure_in(stage.__name__, error)
@@ -115,7 +115,7 @@ class Story:
             self._end(*found)
             raise found[0] from error
 
-    def _end(self, failure: GraphTestFailure, judgement: Judgement) -> None:
+    def _end(self, failure: GraphTestFailure | CudagraphError, judgement: Judgement) -> None:
         told = self._told_sizes
         for size in told:
             self._of_batch[size].append(judgement)

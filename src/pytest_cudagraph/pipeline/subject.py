@@ -112,8 +112,8 @@ def _call(model: Model, batch_size: int, example: Example, resizing: inputs.Resi
                 [
                     f"batch {batch_size}: eager raised {_told(error)}{place}",
                     *([f"at {sources.describe(site)}"] if site else []),
-                    "the model fails by itself, without any graph",
-                    *_hints(error, batch_size, resizing),
+                    *_circumstances(batch_size, resizing),
+                    *_hints(error),
                 ]
             )
         )
@@ -125,14 +125,21 @@ def _told(error: BaseException) -> str:
     return ": ".join([type(error).__name__, *str(error).splitlines()[:1]])
 
 
-def _hints(error: BaseException, batch_size: int, resizing: inputs.Resizing | None) -> list[str]:
-    """What of our own doing may be the cause: the resized inputs, the inference mode."""
+def _circumstances(batch_size: int, resizing: inputs.Resizing | None) -> list[str]:
+    """Without any graph; and whether on the example as it was given, or on what we made of it."""
+    by_itself = "the model fails by itself, without any graph"
+    if resizing is None or resizing.size == batch_size:
+        return [by_itself]
+    resized = f"the example has batch {resizing.size}; resized to {batch_size}: {', '.join(resizing.names)}"
+    remedy = f"batch_sizes=[{resizing.size}] runs it at its own size alone"
+    if len(resizing.names) > 1:
+        remedy = f"a tensor without a batch dimension needs None in batch_dim; {remedy}"
+    return [f"{by_itself}, at a batch size that the example does not have", f"{resized}; {remedy}"]
+
+
+def _hints(error: BaseException) -> list[str]:
+    """What else of our own doing may be the cause: the inference mode."""
     hints = []
-    if resizing is not None and resizing.size != batch_size and len(resizing.names) > 1:
-        hints.append(
-            f"the example has batch {resizing.size}; resized to {batch_size}: {', '.join(resizing.names)}; "
-            "a tensor without a batch dimension needs None in batch_dim"
-        )
     if any(word in str(error) for word in ("requires_grad", "require grad", "Inference tensors")):
         hints.append("models run under torch.inference_mode() here: what a graph serves has no backward pass")
     return hints

@@ -10,6 +10,7 @@ from pytest_cudagraph import measure, stopping
 from pytest_cudagraph.inputs.objects import opaque_arguments
 from pytest_cudagraph.monitor import PerfMonitor
 from pytest_cudagraph.pipeline.bench import Bench, Progress
+from pytest_cudagraph.pipeline.given import Given
 from pytest_cudagraph.pipeline.subject import Subject
 from pytest_cudagraph.protocols import CapturedGraph, Model, StoppingRule, TellsBusyTime
 from pytest_cudagraph.state import Snapshot
@@ -63,9 +64,10 @@ def time_trial(trial: Trial, subject: Subject, bench: Bench, progress: Progress)
 
     watching = PerfMonitor(waiting_processes=bench.waiting_processes)
     with left_as_it_was(subject, bench) as before, backend.running(), watching as watch:
-        prepare = _rewinder(trial, subject, before)
+        given = Given(subject.examples[trial.batch_size])
+        prepare = _preparation(subject, before, given)
         timing = measure.measure(
-            _arms(trial, subject),
+            _arms(trial, subject, given),
             clock=bench.clock,
             rule=_rule(trial, bench),
             bounds=measure.Bounds.of_budget(trial.budget_ns),
@@ -96,9 +98,15 @@ def _busy_ns(graph: CapturedGraph, timing: Timing, prepare: Callable[[], None] |
     return min(found_ns)
 
 
-def _arms(trial: Trial, subject: Subject) -> measure.Arms:
-    example, graph = subject.examples[trial.batch_size], trial.graph
-    eager, compiled, args, kwargs = subject.eager, trial.compiled, example.args, example.kwargs
+def _arms(trial: Trial, subject: Subject, given: Given) -> measure.Arms:
+    eager, compiled, graph = subject.eager, trial.compiled, trial.graph
+    if given.is_changed:
+        return measure.Arms(
+            eager=lambda: eager(*given.args, **given.kwargs),
+            replay=lambda: graph(*given.args, **given.kwargs),
+            compiled=None if compiled is None else lambda: compiled(*given.args, **given.kwargs),
+        )
+    args, kwargs = given.args, given.kwargs
     return measure.Arms(
         eager=lambda: eager(*args, **kwargs),
         replay=lambda: graph(*args, **kwargs),
@@ -114,9 +122,20 @@ def _rule(trial: Trial, bench: Bench) -> StoppingRule:
     return stopping.FixedTimeRule(time_ns=min_time_ns)
 
 
-def _rewinder(trial: Trial, subject: Subject, before: Snapshot) -> Callable[[], None] | None:
-    """What brings back the state that a call moves on, found by one call; None for a model that keeps none."""
-    example = subject.examples[trial.batch_size]
-    subject.eager(*example.args, **example.kwargs)
+def _preparation(subject: Subject, before: Snapshot, given: Given) -> Callable[[], None] | None:
+    """What brings back the state that a call moves on, and the containers it changes, found by one call.
+
+    None for a model that does neither: nothing then comes between its calls.
+    """
+    subject.eager(*given.args, **given.kwargs)
     written = before.changes().written
-    return before.rewinder(written) if written else None
+    rewind = before.rewinder(written) if written else None
+    if not given.look():
+        return rewind
+
+    def prepare() -> None:
+        given.renew()
+        if rewind is not None:
+            rewind()
+
+    return prepare

@@ -124,9 +124,15 @@ def _median_ns(latency: Mapping[str, Any] | None) -> float | None:
 
 
 def _interval(speedup: Mapping[str, Any] | None) -> Interval | None:
-    if speedup is None or None in speedup.values():
+    if speedup is None or speedup["estimate"] is None:
         return None
-    return Interval(estimate=float(speedup["estimate"]), low=float(speedup["low"]), high=float(speedup["high"]))
+    # What is no finite number was written as null: a bound that too few blocks left open.
+    low, high = speedup["low"], speedup["high"]
+    return Interval(
+        estimate=float(speedup["estimate"]),
+        low=0.0 if low is None else float(low),
+        high=math.inf if high is None else float(high),
+    )
 
 
 def _test(report: GraphReport) -> dict[str, Any]:

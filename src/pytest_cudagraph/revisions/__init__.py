@@ -3,12 +3,14 @@
 Knows git and processes, neither torch nor pytest's classes.
 """
 
-from pytest_cudagraph.revisions.processes import (
+from pytest_cudagraph.revisions.processes import Side
+from pytest_cudagraph.revisions.samples import (
+    COURSE,
     DOCUMENT,
     MODULES,
+    End,
     Sample,
     SampledBatch,
-    Side,
     foreign_modules,
     module_files,
 )
@@ -16,8 +18,10 @@ from pytest_cudagraph.revisions.turns import turns
 from pytest_cudagraph.revisions.worktree import Revision, checked_out, find_revision
 
 __all__ = [
+    "COURSE",
     "DOCUMENT",
     "MODULES",
+    "End",
     "Revision",
     "Sample",
     "SampledBatch",

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+from pytest_cudagraph.environment import without_git_locals
 from pytest_cudagraph.errors import RevisionError
 
 
@@ -65,9 +67,16 @@ def checked_out(revision: Revision) -> Iterator[Path]:
 
 
 def _remove(top: Path, tree: Path) -> None:
-    """Take the worktree out of the repository's list, whatever state an interrupt has left it in."""
-    for arguments in (("worktree", "remove", "--force", "--force", str(tree)), ("worktree", "prune")):
-        subprocess.run(["git", "-C", str(top), *arguments], capture_output=True, check=False)
+    """Take the worktree out of the repository's list, whatever state an interrupt has left it in.
+
+    Only this one: others that are out of reach (a disk that is not mounted) are the user's, and ``prune`` takes them.
+    """
+    for _ in range(2):
+        with suppress(RevisionError):
+            _git(top, "worktree", "remove", "--force", "--force", str(tree))
+            return
+        # Git refuses one that is there and broken, and takes one that is gone.
+        shutil.rmtree(tree, ignore_errors=True)
 
 
 @contextmanager
@@ -88,8 +97,9 @@ def _termination_as_interrupt() -> Iterator[None]:
 
 
 def _git(folder: Path, *arguments: str) -> str:
+    command = ["git", "-C", str(folder), *arguments]
     try:
-        done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, check=True)
+        done = subprocess.run(command, capture_output=True, check=True, env=without_git_locals())
     except FileNotFoundError as error:
         raise RevisionError("git is needed and is not on the PATH") from error
     except subprocess.CalledProcessError as error:

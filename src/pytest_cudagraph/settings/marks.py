@@ -10,7 +10,15 @@ import pytest
 
 from pytest_cudagraph.settings.names import FIXTURES, MARK, uses_plugin
 from pytest_cudagraph.settings.options import COMPILE_MODES, DEVICES, DeviceOption
-from pytest_cudagraph.settings.parsing import distinct_sizes, fraction, min_speedups, number, one_of, whole_number
+from pytest_cudagraph.settings.parsing import (
+    distinct_sizes,
+    fraction,
+    min_speedups,
+    number,
+    one_of,
+    seconds,
+    whole_number,
+)
 
 if TYPE_CHECKING:
     from pytest_cudagraph.values import CompileMode
@@ -24,7 +32,7 @@ MARK_PARSERS: dict[str, Callable[[Any], Any]] = {
     "device": one_of(*DEVICES),
     "rtol": number(at_least=0),
     "atol": number(at_least=0),
-    "time_budget": number(above=0),
+    "time_budget": seconds,
 }
 
 

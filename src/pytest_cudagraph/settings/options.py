@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import pytest
 
-from pytest_cudagraph.settings.parsing import distinct_sizes, fraction, number, one_of
+from pytest_cudagraph.settings.parsing import distinct_sizes, fraction, number, one_of, seconds
 
 if TYPE_CHECKING:
     from pytest_cudagraph.values import CompileMode
@@ -83,16 +83,16 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         flag="--cudagraph-time-budget",
         default=10.0,
-        parse=number(above=0),
+        parse=seconds,
         metavar="S",
         help="seconds of measuring per batch size, a hard bound",
     ),
     Option(
         flag="--cudagraph-compile-timeout",
         default=600.0,
-        parse=number(above=0),
+        parse=seconds,
         metavar="S",
-        help="seconds after which a compile is stopped and the test fails",
+        help="seconds for all batch sizes of a model together, after which its compile is stopped and the test fails",
     ),
     Option(
         flag="--cudagraph-baseline",

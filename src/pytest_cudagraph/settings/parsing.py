@@ -19,17 +19,24 @@ def one_of(*allowed: str) -> Callable[[Any], str]:
     return parse
 
 
-def number(*, above: float | None = None, at_least: float | None = None) -> Callable[[Any], float]:
+def number(
+    *, above: float | None = None, at_least: float | None = None, at_most: float = math.inf
+) -> Callable[[Any], float]:
     allowed = f"a number above {above:g}" if above is not None else f"a number of at least {at_least:g}"
+    allowed += f", at most {at_most:g}" if math.isfinite(at_most) else ""
 
     def parse(value: Any) -> float:
         found = _float(value)
         low_enough = found > above if above is not None else at_least is not None and found >= at_least
-        if not (math.isfinite(found) and low_enough):
+        if not (math.isfinite(found) and low_enough and found <= at_most):
             raise ValueError(allowed)
         return found
 
     return parse
+
+
+seconds = number(above=0, at_most=86_400)
+"""A day at most: nobody waits for longer, and clocks and locks count so many nanoseconds."""
 
 
 def fraction(*, may_be_off: bool = False) -> Callable[[Any], float]:
@@ -51,7 +58,7 @@ def _float(value: Any) -> float:
     """The number that a value is or spells; NaN where it is none."""
     try:
         return math.nan if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return math.nan
 
 

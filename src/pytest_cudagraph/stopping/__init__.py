@@ -8,13 +8,16 @@ whatever moment one stops (docs/statistics.md). :class:`FixedTimeRule` is for me
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
+from pytest_cudagraph.protocols import StoppingRule
 from pytest_cudagraph.stopping.bets import STAKES, Ledger, Scorer, evidence
-from pytest_cudagraph.stopping.quiet import QuietState, Window, undisturbed
+from pytest_cudagraph.stopping.judged import Judged, judged_blocks
+from pytest_cudagraph.stopping.quiet import QuietState, Window
 from pytest_cudagraph.units import NS_PER_S, to_ns
-from pytest_cudagraph.values import Block, Decision
+from pytest_cudagraph.values import Block, Decision, Weighed
 
-__all__ = ["STAKES", "EvidenceRule", "FixedTimeRule", "Scorer", "evidence", "undisturbed"]
+__all__ = ["STAKES", "EvidenceRule", "FixedTimeRule", "Judged", "Scorer", "evidence", "judged"]
 
 _LOOK_EVERY = 16
 """A look at ``n`` blocks is followed by the next after ``n / 16`` more: to look at each would cost and gain nothing."""
@@ -71,6 +74,7 @@ class EvidenceRule:
         self._log_ratios: list[float] = []
         self._ledger = Ledger()
         self._booked = 0
+        self._elapsed_ns = 0.0
         self._window = Window(0.0, 0.0, 0.0)
         self._mirrored = self._window.mirrored_at(self._boundary_log)
         self._decision: Decision = "open"
@@ -90,6 +94,11 @@ class EvidenceRule:
         """``pass`` or ``fail`` once :meth:`is_finished` has said so; never taken back."""
         return self._decision
 
+    @property
+    def decided_in(self) -> Window | None:
+        """Where the undisturbed blocks lie that decided; None while nothing is decided."""
+        return None if self._decision == "open" else self._window
+
     def add(self, block: Block) -> None:
         """Take in one block. The latencies of both arms must be above zero."""
         self._log_ratios.append(self._quiet.add(block.eager_ns, block.replay_ns))
@@ -98,20 +107,35 @@ class EvidenceRule:
         """Whether the blocks so far decide; ``elapsed_ns`` counts from the first sample of the measurement."""
         if self._decision != "open":
             return True
-        count = len(self._log_ratios)
-        if count < self._next_look:
-            return False
-        if elapsed_ns < (self._min_time_ns if count >= _MANY_BLOCKS else self._min_time_ns * _FEW_BLOCKS_TIMES):
+        self._elapsed_ns, count = elapsed_ns, len(self._log_ratios)
+        if count < self._next_look or elapsed_ns < self._least_ns:
             return False
         self._next_look = count + 1 + count // _LOOK_EVERY
         decision = self._weigh()
-        if decision != "fail" or elapsed_ns >= self._least_ns_to_fail:
+        if decision != "fail" or elapsed_ns >= self._least_ns_to_fail(self._window):
             self._decision = decision
         return self._decision != "open"
 
+    def weighed(self) -> Weighed | None:
+        """What there was to go by when it was last asked; None where it was never given a block."""
+        if not self._log_ratios:
+            return None
+        window = self._quiet.window
+        mirrored = window.mirrored_at(self._boundary_log)
+        return Weighed(
+            quiet=sum(any(one.low <= log <= one.high for one in (window, mirrored)) for log in self._log_ratios),
+            least_blocks=self._min_blocks,
+            elapsed_ns=self._elapsed_ns,
+            least_ns=max(self._least_ns, self._least_ns_to_fail(window)),
+        )
+
     @property
-    def _least_ns_to_fail(self) -> float:
-        return self._min_time_ns * (_FAR_TIMES if self._window.centre < self._boundary_log - _FAR_LOG else 1.0)
+    def _least_ns(self) -> float:
+        is_few = len(self._log_ratios) < _MANY_BLOCKS
+        return self._min_time_ns * _FEW_BLOCKS_TIMES if is_few else self._min_time_ns
+
+    def _least_ns_to_fail(self, window: Window) -> float:
+        return self._min_time_ns * (_FAR_TIMES if window.centre < self._boundary_log - _FAR_LOG else 1.0)
 
     def _weigh(self) -> Decision:
         # The quiet state as seen now sorts the past too. Where few blocks change sides, the bets stand; but a verdict
@@ -180,3 +204,12 @@ class FixedTimeRule:
     def is_finished(self, elapsed_ns: float) -> bool:
         """Whether both the time and the number of blocks are reached."""
         return self._blocks >= self._min_blocks and elapsed_ns >= self._time_ns
+
+
+def judged(rule: StoppingRule, blocks: Sequence[Block]) -> Judged:
+    """Which of the blocks that ``rule`` was given its decision rests on, or would rest on if there were one.
+
+    Raises :class:`ValueError` without blocks.
+    """
+    decided_in = rule.decided_in if isinstance(rule, EvidenceRule) else None
+    return judged_blocks(blocks, boundary_ratio=rule.boundary_ratio, decision=rule.decision, decided_in=decided_in)

@@ -13,8 +13,6 @@ from collections.abc import Sequence
 from math import log
 from typing import NamedTuple
 
-from pytest_cudagraph.values import Block
-
 _FASTEST_SHARE = 0.02
 """The quiet state begins here."""
 
@@ -101,17 +99,6 @@ class Window(NamedTuple):
         """As far from this log-ratio on its other side."""
         twice = 2 * log_ratio
         return Window(twice - self.high, twice - self.centre, twice - self.low)
-
-
-def undisturbed(blocks: Sequence[Block]) -> list[Block]:
-    """The blocks in which both arms were disturbed alike, or not at all; all of them where that is not even half."""
-    state = QuietState()
-    logs = [state.add(block.eager_ns, block.replay_ns) for block in blocks]
-    if not logs:
-        return []
-    window = state.window
-    kept = [block for block, log in zip(blocks, logs, strict=True) if window.low <= log <= window.high]
-    return kept if 2 * len(kept) >= len(blocks) else list(blocks)
 
 
 def _typical(steps: Sequence[float]) -> float:

@@ -9,7 +9,7 @@ from pytest_cudagraph.values.machine import DeviceInfo, Kind
 from pytest_cudagraph.values.proof import Agreement, Disagreement, Receipt
 from pytest_cudagraph.values.reports import BatchReport, CompileMode, GraphReport, MinSource
 from pytest_cudagraph.values.saved import BaseComparison, Comparison, NoBaseline, SavedBatch, Session
-from pytest_cudagraph.values.timing import Block, Decision, Interval, Latency, Timing
+from pytest_cudagraph.values.timing import Block, Decision, Interval, Latency, Timing, Weighed
 from pytest_cudagraph.values.verdicts import GateName, Judgement, Verdict
 
 __all__ = [
@@ -38,4 +38,5 @@ __all__ = [
     "Site",
     "Timing",
     "Verdict",
+    "Weighed",
 ]

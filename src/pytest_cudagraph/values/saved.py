@@ -81,4 +81,6 @@ class BaseComparison:
     change: Interval | None = None
     """Head's replay over base's: what was judged; None where there is nothing to compare."""
     missing: str = ""
-    """Why there is nothing to compare, in words; empty where there is."""
+    """Why there is nothing to compare, in a few words; empty where there is."""
+    why: str = ""
+    """What the test said where it could not be measured: the first line of its error, or why it was skipped."""

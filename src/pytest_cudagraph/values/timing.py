@@ -39,6 +39,20 @@ class Interval:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Weighed:
+    """What a rule that has not decided had to go by."""
+
+    quiet: int
+    """Of the blocks, those in which no arm alone was disturbed: what a verdict rests on."""
+    least_blocks: int
+    """How many of them a verdict takes."""
+    elapsed_ns: float
+    """Since the first sample, when it was last asked."""
+    least_ns: float
+    """What a verdict on this side of the target takes; more with few blocks, and for a failure by far."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
     """One measurement of eager against replay at one batch size."""
 
@@ -69,5 +83,7 @@ class Timing:
     notes: tuple[str, ...] = ()
     reference: Latency | None = None
     """The reference workload between the blocks of this measurement; None where there was none."""
+    weighed: Weighed | None = None
+    """Of a measurement that is open although it was to be judged."""
     busy_ns: float | None = None
     """What the kernels of one replay take by themselves; None where nothing told."""

@@ -55,6 +55,26 @@ def ids(found, level):
     return [finding.id for finding in found.findings if finding.level == level]
 
 
+class Fills(torch.nn.Module):
+    def forward(self, batch, parts):
+        batch["h"] = batch["x"] + 1
+        parts.append(3)
+        batch.pop("mask")
+        return batch["h"] * 2
+
+
+def test_what_a_call_leaves_in_its_containers_is_noted_with_the_line_that_made_it():
+    given = {"x": torch.ones(2, 4), "mask": torch.ones(2)}
+    found = audited(Fills(), given, [])
+    told = [(finding.id, finding.evidence) for finding in found.findings]
+    stays = "; a replay runs no Python, the caller's stays"
+    assert told == [
+        ("mutates-input", f'`batch["h"] = batch["x"] + 1`: args[0][\'h\'] is added{stays}'),
+        ("mutates-input", f"args[1][0] is added{stays}"),
+    ]
+    assert sorted(given) == ["mask", "x"]
+
+
 QUICK = [case for case in CASES.values() if not case.slow]
 REFUSED = [case for case in QUICK if case.expected.audit]
 NOTED = [case for case in QUICK if case.expected.notes and not case.expected.audit]

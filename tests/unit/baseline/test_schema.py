@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import reprlib
 import subprocess
 import sys
 from dataclasses import replace
@@ -188,7 +190,7 @@ def test_a_broken_or_foreign_file_is_refused(broken, message):
 
 
 PLACE = "a.json: tests/test_a.py::test_a, batch 2"
-AGAIN = "remove it or measure it again"
+AGAIN = "restore the file, or remove the records of this entry"
 
 
 @pytest.mark.parametrize(
@@ -233,6 +235,26 @@ AGAIN = "remove it or measure it again"
             lambda d: d["benchmarks"][1]["stats"].update(q1="fast"),
             f"{PLACE} is damaged (q1 must be a positive number, not 'fast'); {AGAIN}",
         ),
+        (
+            lambda d: d["benchmarks"][1].update(stats=None),
+            f"{PLACE} is damaged (stats must be a mapping, not None); {AGAIN}",
+        ),
+        (
+            lambda d: ours(d)["kernel_names"].update({"\ud800": 1}),
+            f"{PLACE} is damaged (a name must be a text, not '\\ud800'); {AGAIN}",
+        ),
+        (
+            lambda d: ours(d).update(saved_at=None),
+            f"{PLACE} is damaged (saved_at must be a text, not None); {AGAIN}",
+        ),
+        (
+            lambda d: ours(d).update(batch_size=0),
+            "a.json: record 2 lacks a name, a batch size or an arm (eager, compiled, replay)",
+        ),
+        (
+            lambda d: ours(d).update(batch_size=True),
+            "a.json: record 2 lacks a name, a batch size or an arm (eager, compiled, replay)",
+        ),
     ],
 )
 def test_a_damaged_record_is_named(edit, message):
@@ -240,6 +262,96 @@ def test_a_damaged_record_is_named(edit, message):
         parse(edited(edit), "a.json")
 
     assert str(caught.value) == message
+
+
+HUGE = 10**400
+
+
+@pytest.mark.parametrize("value", [math.inf, math.nan, HUGE, -3, 2.5, True, "12"])
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        (lambda d: (ours(d), "kernels"), "kernels"),
+        (lambda d: (ours(d)["kernel_names"], "aten.mul"), "aten.mul"),
+        (lambda d: (d["benchmarks"][1]["stats"], "rounds"), "rounds"),
+    ],
+    ids=["kernels", "kernel_names", "rounds"],
+)
+def test_a_count_that_is_none_is_named(place, said, value):
+    def edit(document):
+        mapping, key = place(document)
+        mapping[key] = value
+
+    with pytest.raises(BaselineError) as caught:
+        parse(edited(edit), "a.json")
+
+    found = reprlib.repr(value)
+    assert str(caught.value) == f"{PLACE} is damaged ({said} must be a whole number, not {found}); {AGAIN}"
+
+
+@pytest.mark.parametrize("value", [math.inf, math.nan, HUGE, 1e308, 5e-324, 0, True, None, "fast", [[1]]])
+@pytest.mark.parametrize(
+    "place",
+    [
+        lambda d: (d["benchmarks"][1]["stats"], "median"),
+        lambda d: (ours(d), "q90"),
+        lambda d: (ours(d)["speedup"], "high"),
+        lambda d: (ours(d)["sessions"][0], "median"),
+        lambda d: (ours(d)["sessions"][0], "unrest"),
+    ],
+    ids=["median", "q90", "speedup", "session", "unrest"],
+)
+def test_a_number_that_nothing_can_be_made_of_is_named(place, value):
+    def edit(document):
+        mapping, key = place(document)
+        mapping[key] = value
+
+    with pytest.raises(BaselineError, match="must be a positive number") as caught:
+        parse(edited(edit), "a.json")
+
+    assert str(caught.value).startswith(f"{PLACE} is damaged (")
+    assert reprlib.repr(value) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "reason"),
+    [
+        ("name", None, "name must be a text, not None"),
+        ("name", ["H200"], "name must be a text, not ['H200']"),
+        ("name", "\ud800", "name must be a text, not '\\ud800'"),
+        ("kind", "tpu", "kind must be cuda or cpu, not 'tpu'"),
+        ("driver", 580, "driver must be a text, not 580"),
+        ("torch", None, "torch must be a text, not None"),
+        ("threads", "16", "threads must be a whole number, not '16'"),
+        ("power_limit_w", math.inf, "power_limit_w must be a whole number, not inf"),
+    ],
+)
+def test_a_device_that_is_none_is_named(key, value, reason):
+    with pytest.raises(BaselineError) as caught:
+        parse(edited(lambda document: ours(document)["device"].update({key: value})), "a.json")
+
+    assert str(caught.value) == f"{PLACE} is damaged ({reason}); {AGAIN}"
+
+
+def test_what_a_device_need_not_tell_may_be_missing():
+    told = edited(lambda document: ours(document)["device"].update(driver=None, mig=None, power_limit_w=None))
+
+    assert parse(told, "a.json").entries["tests/test_a.py::test_a", 2].device.driver is None
+
+
+@pytest.mark.parametrize("broken", ["[" * 100_000, '{"a":' * 100_000], ids=["lists", "mappings"])
+def test_a_file_that_is_nested_without_end_is_refused(broken):
+    with pytest.raises(BaselineError) as caught:
+        parse(broken, "a.json")
+
+    assert str(caught.value) == f"a.json: not valid JSON (nested too deeply); {MENDED}"
+
+
+def test_a_number_of_thousands_of_digits_is_refused():
+    broken = text().replace('"kernels": 46', f'"kernels": 1{"0" * 5000}', 1)
+
+    with pytest.raises(BaselineError, match=r"a\.json: (not valid JSON|tests/test_a.py::test_a, batch 2 is damaged)"):
+        parse(broken, "a.json")
 
 
 @pytest.mark.parametrize("value", [0.0, float("nan"), float("inf"), -1.0])

@@ -138,7 +138,7 @@ def test_a_linked_file_stays_a_link(folder, tmp_path):
     assert sorted(kept.load()) == [("a", 8), ("b", 8)]
 
 
-@pytest.mark.parametrize("broken", ["{", '{"benchmarks": [{"name": "foreign"}]}', "[1]"])
+@pytest.mark.parametrize("broken", ["{", '{"benchmarks": [{"name": "foreign"}]}', "[1]", "[" * 100_000])
 @pytest.mark.parametrize("verb", ["load", "merge", "remove"])
 def test_a_broken_or_foreign_file_is_named_and_stays_untouched(folder, broken, verb):
     kept = JsonStore(folder, H200)
@@ -241,6 +241,27 @@ def test_a_lock_held_by_another_is_said(folder, monkeypatch):
     assert str(caught.value) == f"{kept.path}: another process has held its lock for 0 s"
 
 
+def test_a_file_system_without_locks_is_named(folder, monkeypatch):
+    def refuse(self, *arguments, **rest):
+        raise NotImplementedError("no flock here")
+
+    monkeypatch.setattr(FileLock, "acquire", refuse)
+    kept = JsonStore(folder, H200)
+    with pytest.raises(BaselineError, match="cannot be written \\(no flock here\\); nothing was changed"):
+        kept.merge([saved("a")], commit_info=COMMIT)
+
+
+def test_what_a_killed_writer_left_behind_goes_with_the_next(folder):
+    kept = JsonStore(folder, H200)
+    kept.merge([saved("a")], commit_info=COMMIT)
+    (folder / ".nvidia-h200.json.4711.tmp").write_text('{"half": ')
+    (folder / ".nvidia-h100.json.4711.tmp").write_text("another's")
+    kept.merge([saved("b")], commit_info=COMMIT)
+
+    assert [path.name for path in folder.glob(".*.tmp")] == [".nvidia-h100.json.4711.tmp"]
+    assert sorted(kept.load()) == [("a", 8), ("b", 8)]
+
+
 def test_a_number_that_no_file_can_hold_is_refused(folder):
     kept = JsonStore(folder, H200)
 
@@ -248,6 +269,21 @@ def test_a_number_that_no_file_can_hold_is_refused(folder):
         kept.merge([saved("a", replay=latency(float("nan")))], commit_info=COMMIT)
 
     assert not kept.path.exists()
+
+
+def test_a_file_too_deep_to_be_written_again_is_named(folder, monkeypatch):
+    kept = JsonStore(folder, H200)
+    kept.merge([saved("a"), saved("b")], commit_info=COMMIT)
+    before = kept.path.read_bytes()
+
+    def too_deep(content):
+        raise RecursionError("too deep")
+
+    monkeypatch.setattr(store, "text_of", too_deep)
+    with pytest.raises(BaselineError, match="cannot be written \\(too deep\\); nothing was changed"):
+        kept.remove([("a", 8)])
+
+    assert kept.path.read_bytes() == before
 
 
 WRITER = """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
@@ -165,6 +166,16 @@ def test_a_document_gives_the_table_of_its_run():
     lines = render([*rows_of(story()), *rows_of(compiled), *rows_of(grown)])
     assert render(rows_of_document(found)) == lines
     assert {"compile not-captured", "44 -> 46 kernels: +2 aten.mul"} <= {line.strip() for line in lines}
+
+
+def test_a_speedup_without_bounds_is_shown_as_the_run_showed_it():
+    bounds = Interval(estimate=1.13, low=0.0, high=math.inf), Interval(estimate=1.2, low=1.1, high=math.inf)
+    told = report(
+        NAME, *(batch(at, timing=replace(timing(120.0, 106.0), speedup=each)) for at, each in enumerate(bounds))
+    )
+    found = json.loads(json_text(document([told], H200, {})))
+    assert [row.speedup for row in rows_of_document(found)] == list(bounds)
+    assert render(rows_of_document(found)) == render(rows_of(told))
 
 
 def test_an_earlier_document_shows_the_audits_error_in_place_of_a_reason():

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
+import sys
 
 import pytest
 
@@ -100,3 +102,69 @@ def test_a_machine_without_git_is_told(tmp_path, monkeypatch):
     with pytest.raises(errors.RevisionError) as caught:
         revisions.find_revision(tmp_path, "HEAD")
     assert str(caught.value.__cause__) == "git is needed and is not on the PATH"
+
+
+CHECKS_OUT = """
+import pathlib, sys
+from pytest_cudagraph import revisions
+
+with revisions.checked_out(revisions.find_revision(pathlib.Path.cwd(), "HEAD~1")) as tree:
+    print((tree / "model.py").read_text())
+"""
+
+
+def test_a_checkout_within_a_hook_leaves_the_commit_that_is_being_made_alone(repository):
+    """``git commit -a`` and ``git commit FILE`` make theirs with an index of their own, which the hook inherits."""
+    hook = repository / ".git" / "hooks" / "pre-commit"
+    hook.parent.mkdir(exist_ok=True)
+    hook.write_text(f"#!/bin/sh\n{sys.executable} -c '{CHECKS_OUT}' > hooked 2>&1\n")
+    hook.chmod(0o755)
+    for arguments in (["--all"], ["model.py"]):
+        (repository / "model.py").write_text(f"NUMBER = {arguments[0]!r}\n")
+        before = git(repository, "rev-parse", "HEAD~1")
+        git(repository, "commit", "--quiet", "-m", "3", *arguments)
+        assert (repository / "hooked").read_text() == git(repository, "show", f"{before}:model.py") + "\n\n"
+        assert git(repository, "show", "HEAD:model.py") == f"NUMBER = {arguments[0]!r}"
+        assert git(repository, "status", "--short") == "?? hooked"
+        assert len(worktrees(repository)) == 1
+
+
+def test_variables_of_another_repository_are_not_heard(repository, tmp_path, monkeypatch):
+    other = tmp_path / "other"
+    git(tmp_path, "init", "--quiet", str(other))
+    expected = git(repository, "rev-parse", "HEAD")
+    monkeypatch.setenv("GIT_DIR", str(other / ".git"))
+    monkeypatch.setenv("GIT_WORK_TREE", str(other))
+    found = revisions.find_revision(repository, "HEAD")
+    assert (found.commit, found.top) == (expected, repository)
+    with revisions.checked_out(found) as tree:
+        assert (tree / "model.py").read_text() == "NUMBER = 2\n"
+    assert not tree.exists()
+    assert not (repository / ".git" / "worktrees").exists()
+
+
+def test_worktrees_that_are_out_of_reach_just_now_stay_registered(repository, tmp_path):
+    """On a disk that is not mounted, or outside of this container."""
+    theirs, away = tmp_path / "theirs", tmp_path / "away"
+    git(repository, "worktree", "add", "--quiet", "--detach", str(theirs))
+    theirs.rename(away)
+    with revisions.checked_out(revisions.find_revision(repository, "HEAD")):
+        pass
+    assert len(worktrees(repository)) == 2
+    away.rename(theirs)
+    assert git(theirs, "status", "--short") == ""
+
+
+def _broken(tree):
+    """As an interrupt may leave a checkout, or a test that cleans up too much."""
+    yield lambda: shutil.rmtree(tree)
+    yield lambda: (tree / ".git").unlink()
+    yield lambda: (tree / ".git").write_text("gitdir: /nowhere\n")
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_a_checkout_that_is_broken_is_taken_off_the_list_all_the_same(repository, number):
+    with revisions.checked_out(revisions.find_revision(repository, "HEAD")) as tree:
+        list(_broken(tree))[number]()
+    assert not tree.exists()
+    assert len(worktrees(repository)) == 1

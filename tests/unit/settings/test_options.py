@@ -109,6 +109,14 @@ def test_a_fraction_that_must_have_been_meant_as_percent_is_refused(settings_of,
     assert str(error.value) == told
 
 
+@pytest.mark.parametrize("flag", ["--cudagraph-time-budget", "--cudagraph-compile-timeout"])
+def test_what_no_run_waits_for_is_no_number_of_seconds(settings_of, flag):
+    assert settings_of(f"{flag}=86400")
+    with pytest.raises(pytest.UsageError) as error:
+        settings_of(f"{flag}=1e300")
+    assert str(error.value) == f"{flag} takes a number above 0, at most 86400; found '1e300'"
+
+
 @pytest.mark.parametrize("flag", FRACTIONS)
 @pytest.mark.parametrize("allowed", ["1", "inf"])
 def test_a_gate_may_allow_twice_the_time_or_in_so_many_words_anything(settings_of, flag, allowed):
