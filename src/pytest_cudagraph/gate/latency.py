@@ -51,11 +51,8 @@ def judge_baseline(
         comparison, reason = "uncertain", f"{reason}; not decided: {disturbance}"
     verdict, remedy = _OUTCOMES[comparison]
     if comparison == "uncertain" and not disturbance:
-        is_restless = any(each.unrest_log for each in baselines.history(baseline))
-        remedy = _decision(change, max_slowdown, is_restless=is_restless)
-        if _has_other_kernels(baseline, receipt):
-            remedy += "; max_new_kernels gates the kernels, whatever the machine does"
-        remedy += f"; {_ACCEPT}"
+        kernels = _KERNELS_ARE_EXACT if _has_other_kernels(baseline, receipt) else ""
+        remedy = f"{_decision(change, max_slowdown, baseline)}{kernels}; {_ACCEPT}"
     return Judgement(gate="baseline", verdict=verdict, reason=reason, evidence=evidence, remedy=remedy), comparison
 
 
@@ -67,10 +64,13 @@ _OUTCOMES: dict[Comparison, tuple[Verdict, str]] = {
 }
 
 
-def _decision(change: Change, max_slowdown: float, *, is_restless: bool) -> str:
+_KERNELS_ARE_EXACT = "; max_new_kernels gates the kernels, whatever the machine does"
+
+
+def _decision(change: Change, max_slowdown: float, baseline: SavedBatch) -> str:
     """What would decide: rest where only other work kept it open, else sessions at rest (others widen the bound)."""
     at_rest = replace(change, margin_log=change.margin_log - change.unrest_log, apart_log=0.0)
-    if is_restless:
+    if any(each.unrest_log for each in baselines.history(baseline)):
         anew = "--cudagraph-update=all at the commit that is saved, with no other work on the machine"
         return f"to decide: save anew what was saved beside other work ({anew}); run again so"
     if change.unrest_log and at_rest.comparison(max_slowdown) != "uncertain":
