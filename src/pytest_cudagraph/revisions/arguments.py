@@ -12,7 +12,7 @@ _SEPARATORS = re.compile(rf"([\s{re.escape(os.pathsep)}]+)")
 def moved_argument(argument: str, top: Path, tree: Path) -> str:
     """The argument with each path below ``top`` moved to ``tree``: alone, behind an option, or in a list of paths.
 
-    Paths are compared by their folders: ``/work/repo-data`` is no part of ``/work/repo``.
+    Paths are compared by their folders: ``/home/me/repo-data`` is no part of ``/home/me/repo``.
     """
     start = _start_of_path(argument)
     value = argument[start:]
