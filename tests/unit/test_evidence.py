@@ -370,9 +370,8 @@ def broken_from(call_number):
 
 
 @pytest.fixture
-def measured(monkeypatch, tmp_path):
-    """The arms of the smallest cell on the twin, of which one fails with its n-th call."""
-    lab = cells.Lab(
+def lab(tmp_path):
+    return cells.Lab(
         backend=open_backend("cpu"),
         scale=Scale(tiny=True, device="cpu"),
         cache_folder=tmp_path,
@@ -380,6 +379,11 @@ def measured(monkeypatch, tmp_path):
         compile_limit_s=1.0,
         ends_s=extras.time.perf_counter() + 60,
     )
+
+
+@pytest.fixture
+def measured(monkeypatch, lab):
+    """The arms of the smallest cell on the twin, of which one fails with its n-th call."""
 
     def measured(call_number):
         monkeypatch.setitem(arms._ARMS, "reduce-overhead", lambda at: broken_from(call_number))
@@ -434,14 +438,6 @@ def test_compilers_come_after_all_that_is_short_and_everything_has_a_place_in_th
     assert {step.goes_to for step in schedule.profiled(None, extent)} == {"kernel_time"}
 
 
-def test_the_monitor_is_weighed_against_a_replay_without_it(tmp_path):
-    lab = cells.Lab(
-        backend=open_backend("cpu"),
-        scale=Scale(tiny=True, device="cpu"),
-        cache_folder=tmp_path,
-        sample_s=0.02,
-        compile_limit_s=1.0,
-        ends_s=extras.time.perf_counter() + 60,
-    )
+def test_the_monitor_is_weighed_against_a_replay_without_it(lab):
     found = extras.monitor_cost(lab, cells.Cell(model="classifier", batch_size=1, arms=("eager", "replay")), 0.02)
     assert found["reading"]["samples"] == found["replay"]["samples"] == found["replay_after_reading"]["samples"] > 0

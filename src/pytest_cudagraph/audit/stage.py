@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from pytest_cudagraph import inputs, leaves, state
-from pytest_cudagraph.audit.containers import container_changes
 from pytest_cudagraph.audit.recorder import Outline, Recorder, RuleWatch, watching
 from pytest_cudagraph.audit.trace import Origin, Outside, Trace, identity_of, storage_of
 from pytest_cudagraph.inputs import Example
+from pytest_cudagraph.inputs.containers import container_changes
 from pytest_cudagraph.protocols import Backend, Model
 
 Held = dict[str, torch.Tensor]
@@ -43,7 +43,7 @@ class Stage:
         if judges:
             after = leaves.named_leaves((given.args, given.kwargs))
             recorder.trace.containers += [
-                (change, recorder.made_by(leaf)) for change, leaf in container_changes(before, after)
+                (f"{name} is {how}", recorder.made_by(leaf)) for name, how, leaf in container_changes(before, after)
             ]
         for path, leaf in leaves.named_leaves(output) if judges else ():
             outside = recorder.outside_of(leaf) if isinstance(leaf, torch.Tensor) else None

@@ -12,6 +12,7 @@ import torch
 from pytest_cudagraph import inputs, leaves
 from pytest_cudagraph.backends.traps import TrapGuard
 from pytest_cudagraph.inputs import Example
+from pytest_cudagraph.inputs.containers import container_changes
 from pytest_cudagraph.protocols import Backend, Model
 from pytest_cudagraph.runner.independence import Rows, why_dependent, why_state_differs
 from pytest_cudagraph.runner.rows import Cut, NoCut, find_cut, padded
@@ -48,6 +49,11 @@ class _Calls:
         self.is_random = False
 
     def __call__(self, example: Example) -> Any:
+        # On a copy: a model that writes to its inputs, or takes items out of a dict, must not spoil the example.
+        return self.on(inputs.clone(example))
+
+    def on(self, example: Example) -> Any:
+        """The same on the very tensors and containers of an example."""
         backend = self._setup.backend
         with self._undo.undone(), backend.running():
             before = leaves.tensors_in(backend.rng_state())
@@ -64,8 +70,9 @@ class _Calls:
 
     def written(self, example: Example) -> Mapping[str, torch.Tensor]:
         """What such a call, of values that the model may not take, leaves in its state, by name."""
+        given = inputs.clone(example)
         with self._trap(), self._undo.undone(), self._setup.backend.running():
-            self._setup.model(*example.args, **example.kwargs)
+            self._setup.model(*given.args, **given.kwargs)
             return self._undo.written()
 
     def _trap(self) -> AbstractContextManager[object]:
@@ -95,7 +102,7 @@ def learn_cut(setup: Setup, undo: Undo, rows: int) -> Cut | NoCut:
 
 
 def written_arguments(setup: Setup, undo: Undo, rows: int) -> tuple[str, ...]:
-    """The tensors among the arguments that an eager call writes to: ``args[1]``.
+    """What of the arguments an eager call writes to: tensors, and places in dicts and lists: ``args[1]``.
 
     By torch's counters of versions, which see a write of what was there before, as zeros into an empty cache; and by
     the bits, for the few ways around the counters (``.data``, the statistics of a batch norm).
@@ -103,11 +110,14 @@ def written_arguments(setup: Setup, undo: Undo, rows: int) -> tuple[str, ...]:
     example = setup.example_at(rows)
     with torch.inference_mode(False):  # inference tensors have no versions
         given = inputs.clone(example)
+    before = leaves.named_leaves((given.args, given.kwargs))
     tensors = inputs.named_tensors(given.args, given.kwargs)
     versions = {name: tensor._version for name, tensor in tensors.items()}
-    _Calls(setup, undo)(given)
+    _Calls(setup, undo).on(given)
     changed = inputs.changed_tensors(example, given)
-    return tuple(name for name, tensor in tensors.items() if name in changed or tensor._version != versions[name])
+    written = [name for name, tensor in tensors.items() if name in changed or tensor._version != versions[name]]
+    places = [name for name, _, _ in container_changes(before, leaves.named_leaves((given.args, given.kwargs)))]
+    return (*written, *places)
 
 
 def _padded(setup: Setup, shorter: Example, rows: int) -> Example:

@@ -164,6 +164,33 @@ def test_an_argument_that_is_only_read_is_no_reason_to_refuse():
     assert run.statistics.hits == 1
 
 
+def adds(batch):
+    batch["hidden"] = batch["x"] * 2
+    return batch["hidden"] + 1
+
+
+def replaces(batch):
+    batch["x"] = batch["x"] * 2
+    return batch["x"] + 1
+
+
+@pytest.mark.parametrize(("model", "name"), [(adds, "hidden"), (replaces, "x")])
+def test_a_model_that_adds_to_a_callers_dict_runs_eager_and_the_dict_is_the_callers(model, name):
+    run = runner(model, {"x": torch.zeros(2, 3)})
+    batch = {"x": torch.ones(3, 3)}
+    assert run(batch).eq(3).all()
+    assert batch[name].eq(2).all()
+    assert run.statistics.eager == {"capture refused": 1}
+    assert f"the call writes to its argument args[0]['{name}']" in run.statistics.refused[4]
+
+
+def test_a_model_that_uses_up_its_dict_is_served():
+    run = runner(lambda batch: batch.pop("x") * 2, {"x": torch.zeros(2, 3)})
+    for rows in (3, 4):
+        assert run({"x": torch.ones(rows, 3)}).eq(2).all()
+    assert (run.statistics.hits, run.statistics.padded) == (1, 1)
+
+
 def test_a_changed_model_is_looked_at_anew():
     class Model(nn.Module):
         def __init__(self):

@@ -11,14 +11,14 @@ Named = Sequence[tuple[str, Any]]
 """Leaves of the pair ``(args, kwargs)``, with their paths."""
 
 
-def container_changes(before: Named, after: Named) -> Iterator[tuple[str, Any]]:
-    """What was added or replaced, in words, and what is there now.
+def container_changes(before: Named, after: Named) -> Iterator[tuple[str, str, Any]]:
+    """What was ``added`` or ``replaced``: the name of its place, the word, and what is there now.
 
     Items taken out are not told: a model may use up the dict it is given.
     """
     then = dict(before)
     for path, leaf in after:
         if path not in then:
-            yield f"{argument_name(path)} is added", leaf
+            yield argument_name(path), "added", leaf
         elif leaf is not then[path]:
-            yield f"{argument_name(path)} is replaced", leaf
+            yield argument_name(path), "replaced", leaf
