@@ -1,0 +1,58 @@
+"""The workflows and the pre-commit hooks call what exists, and the hooks check what CI checks."""
+
+from __future__ import annotations
+
+import configparser
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+yaml = pytest.importorskip("yaml", reason="PyYAML comes with transformers")
+
+ROOT = Path(__file__).parents[2]
+CI = ROOT / ".ci" / "run"
+
+
+def parsed(path):
+    return yaml.safe_load((ROOT / path).read_text(encoding="utf-8"))
+
+
+def environments(command):
+    return {name for names in re.findall(r"tox run .*?-e (\S+)", command) for name in names.split(",")}
+
+
+def commands_of(workflow):
+    jobs = parsed(f".github/workflows/{workflow}.yml")["jobs"].values()
+    return [step["run"] for job in jobs for step in job["steps"] if "run" in step]
+
+
+def hooks():
+    return [hook for repo in parsed(".pre-commit-config.yaml")["repos"] for hook in repo["hooks"]]
+
+
+def test_the_cpu_workflow_runs_the_script_that_every_change_must_pass():
+    assert commands_of("ci") == [".ci/run"]
+    assert os.access(CI, os.X_OK)
+
+
+def test_the_gpu_workflow_runs_the_gpu_environment_and_never_on_a_pull_request():
+    assert environments("\n".join(commands_of("gpu"))) == {"gpu"}
+    # YAML 1.1 reads the key "on" as true.
+    assert parsed(".github/workflows/gpu.yml")[True].keys() == {"schedule", "workflow_dispatch"}
+
+
+def test_the_hooks_run_environments_that_ci_runs_too():
+    called = {name for hook in hooks() for name in environments(hook["entry"])}
+
+    assert called == {"lint", "types"}
+    assert called <= environments(CI.read_text(encoding="utf-8"))
+
+
+def test_every_environment_that_is_called_is_defined():
+    tox = configparser.ConfigParser(interpolation=None)
+    tox.read(ROOT / "tox.ini", encoding="utf-8")
+    texts = [CI.read_text(encoding="utf-8"), *commands_of("ci"), *commands_of("gpu"), *(h["entry"] for h in hooks())]
+
+    assert {f"testenv:{name}" for name in environments("\n".join(texts))} <= set(tox.sections())
