@@ -16,12 +16,12 @@ OTHER_ARMS = ("inductor-replay", "aot-replay", "graphed-callables", "reduce-over
 _TITLE = "# What GPUs have shown"
 _MADE = "<!-- made by benchmarks/gpu_page.py; do not edit -->"
 _NO_EVIDENCE = """\
-**No GPU has run this code yet.** The CUDA backend was written from torch's sources and is tested against a stand-in for
-`torch.cuda`; the CPU twin, the statistics and everything above them run on every machine. What is said of CUDA
-elsewhere in these pages is expectation, not measurement.
+**No GPU has run this code yet.** The CUDA backend was written from torch's sources and is tested against a fake of
+`torch.cuda`. The CPU twin, the statistics and all other code run on every machine. Statements about CUDA in these pages
+are expectations, not measurements.
 
-On a machine with a GPU three commands change that. The first two prove what only a GPU can prove, the third measures
-and writes the evidence this page is made of:
+To change that, run three commands on a machine with a GPU. The first two run the tests that need a GPU. The third
+measures and writes the evidence for this page:
 
 ```
 PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 PYTHONPATH=src python3 -m pytest -p pytest_cudagraph.plugin tests/gpu
@@ -29,26 +29,25 @@ PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 PYTHONPATH=src python3 -m pytest -p pytest_cuda
 python3 benchmarks/gpu.py
 ```
 
-They take this source tree, whether or not the package is installed. Where packages can be installed, `python -m tox run
--e gpu` is the first two.
+They use this source tree, whether or not the package is installed. `python -m tox run -e gpu` runs the first two.
 
-What has been reasoned about and not yet seen, with the tests that will show it:
+These questions are open until a GPU runs the tests:
 
 | question | tests |
 |---|---|
-| does the process work on after each refusal, and does its memory come back | `tests/gpu/test_refused.py` |
-| does a graph stay right while its neighbours are closed, refused or captured | `tests/gpu/test_neighbours.py` |
+| does the process continue after each refusal, and is its memory released | `tests/gpu/test_refused.py` |
+| does a graph stay correct while other graphs are closed, refused or captured | `tests/gpu/test_neighbours.py` |
 | do the driver, NVIDIA's bindings and the profiler count the same kernels | `tests/gpu/test_receipt.py` |
-| do replays draw from a model's own generators as eager does | `tests/gpu/test_generators.py` |
-| are compiled code with graphs of its own and threaded packages refused as written | `tests/gpu/test_nested.py` |
-| is a changed model, training flag or autocast never served stale | `tests/gpu/test_changed_models.py` |
-| are the rows of the table in `twin.md` where twin and CUDA disagree the only ones | `tests/conformance` |
+| do replays draw from a model's own generators like eager | `tests/gpu/test_generators.py` |
+| are compiled code with its own graphs and threaded packages refused | `tests/gpu/test_nested.py` |
+| is a changed model, training flag or autocast state always noticed | `tests/gpu/test_changed_models.py` |
+| do twin and CUDA disagree only in the rows of the table in `twin.md` | `tests/conformance` |
 | do NVML's readings agree with `nvidia-smi` | `tests/gpu/test_monitor.py` |
-| are blocks beside another process thrown away, and none on a GPU of one's own | `tests/gpu/test_shared_gpu.py` |
-| do processes of `--cudagraph-base` measure beside the pytest that waits for them | `tests/gpu/test_base_revision.py` |
-| are baselines of another GPU or power limit left alone | `tests/gpu/test_baselines.py` |
+| are blocks discarded beside another process, and none on an unshared GPU | `tests/gpu/test_shared_gpu.py` |
+| can processes of `--cudagraph-base` measure while their parent pytest waits | `tests/gpu/test_base_revision.py` |
+| are baselines of another GPU or power limit not changed | `tests/gpu/test_baselines.py` |
 
-Several GPUs in one process and NCCL's watchdog threads have no test at all.
+There is no test of several GPUs in one process, or of NCCL's watchdog threads.
 """
 
 Cells = dict[tuple[str, int], Mapping[str, Any]]
