@@ -121,10 +121,10 @@ def facts(document: Mapping[str, Any]) -> str:
     passed, below_trials = _total(below, "passed"), _total(below, "trials")
     return (
         f"{counts[0]:,} (at 20 µs) to {counts[-1]:,} trials in each of {len(rows)} cells, seed {document['seed']}, "
-        f"budget {document['budget_seconds']:g} s. All lengths together, without bursts on one arm alone: at 1.02 and "
-        f"more {failed:,} of {above_trials:,} failed, {above_trials - _total(above, 'peer_min_passes'):,} by "
-        f"pytest-benchmark's minimum; at 0.98 and less {passed:,} of {below_trials:,} passed, "
-        f"{_total(below, 'peer_min_passes'):,} by its minimum."
+        f"budget {document['budget_seconds']:g} s. The counts below are for all lengths, without bursts on one arm "
+        f"alone. At 1.02 and more {failed:,} of {above_trials:,} failed, "
+        f"{above_trials - _total(above, 'peer_min_passes'):,} by pytest-benchmark's minimum. At 0.98 and less "
+        f"{passed:,} of {below_trials:,} passed, {_total(below, 'peer_min_passes'):,} by its minimum."
     )
 
 
