@@ -1,8 +1,13 @@
-"""A user's project in a folder of its own, run by a pytest of its own: torch is imported once per process."""
+"""A user's project in a folder of its own. Most runs share this process, because an import of torch takes seconds."""
 
 from __future__ import annotations
 
+import linecache
+import os
+import random
 import re
+import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -10,6 +15,9 @@ import pytest
 MODELS = """
 import torch
 from torch import nn
+
+torch.set_num_threads(1)
+torch.manual_seed(0)
 
 
 def is_captured():
@@ -60,12 +68,8 @@ class BakesItsStep(Mlp):
         return super().forward(x) * self.step
 """
 
-CONFTEST = """
-import torch
-
-torch.set_num_threads(1)
-torch.manual_seed(0)
-"""
+_OPTIONS_OF_A_PROCESS = {"-n", "-p", "-W"}
+"""Runs with these options get a process of their own: other plugins, workers and warnings hold for a process."""
 
 _NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e[+-]\d+)?")
 _UNIT = re.compile(r"N (?:ns|µs|ms|s)\b")
@@ -75,14 +79,34 @@ _DISTURBANCES = ("during the measurement; pairing keeps that out", "one arm alon
 _DEVICE = re.compile(r"cpu: .*?, torch N\S*")
 
 
-class Project:
-    """A folder with models, a conftest and tests; every run is a process of its own."""
+class Libraries:
+    """Pytester forgets each module that a run imported. Torch cannot be imported twice, so libraries stay."""
 
-    def __init__(self, pytester: pytest.Pytester) -> None:
+    def __init__(self, projects: Path) -> None:
+        self.projects = projects
+        self.modules = {}
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_unconfigure(self) -> None:
+        self.modules |= {name: module for name, module in sys.modules.items() if not self._is_of_a_project(module)}
+
+    def put_back(self) -> None:
+        sys.modules.update(self.modules)
+
+    def _is_of_a_project(self, module) -> bool:
+        file = getattr(module, "__file__", None)
+        return file is not None and Path(file).is_relative_to(self.projects)
+
+
+class Project:
+    """A folder with models, a conftest and tests."""
+
+    def __init__(self, pytester: pytest.Pytester, libraries: Libraries) -> None:
         self.pytester = pytester
+        self.libraries = libraries
         self.path = pytester.path
         pytester.makepyfile(models=MODELS)
-        pytester.makeconftest(CONFTEST)
+        pytester.makeconftest("")
 
     def write(self, name: str = "test_user", **tests: str) -> None:
         """Write a test file: each keyword is a test's name, its value the body (the fixture is ``cudagraph``)."""
@@ -92,7 +116,26 @@ class Project:
         self.pytester.makepyfile(**{name: "\n".join(lines)})
 
     def run(self, *arguments: str) -> pytest.RunResult:
-        return self.pytester.runpytest_subprocess("-p", "no:cacheprovider", *arguments)
+        if _OPTIONS_OF_A_PROCESS.intersection(arguments):
+            return self.run_alone(*arguments)
+        import torch
+
+        folder, threads, state = Path.cwd(), torch.get_num_threads(), random.getstate()
+        linecache.clearcache()
+        torch.set_num_threads(1)
+        try:
+            with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
+                warnings.resetwarnings()
+                return self.pytester.runpytest_inprocess(*arguments, plugins=[self.libraries], no_reraise_ctrlc=True)
+        finally:
+            self.libraries.put_back()
+            torch.set_num_threads(threads)
+            random.setstate(state)
+            os.chdir(folder)
+
+    def run_alone(self, *arguments: str) -> pytest.RunResult:
+        """A run in a process of its own."""
+        return self.pytester.runpytest_subprocess(*arguments)
 
     def measure(self, *arguments: str) -> pytest.RunResult:
         """A run that gates the twin's own numbers, quickly."""
@@ -107,9 +150,19 @@ class Project:
         return path
 
 
+@pytest.fixture(autouse=True)
+def libraries(tmp_path_factory):
+    """Ends after pytester, which forgets modules once more."""
+    libraries = Libraries(tmp_path_factory.getbasetemp())
+    yield libraries
+    libraries.put_back()
+
+
 @pytest.fixture
-def project(pytester):
-    return Project(pytester)
+def project(libraries, pytester, monkeypatch):
+    # Python trusts compiled code for a second, and the tests rewrite their files more often.
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    return Project(pytester, libraries)
 
 
 def failure_of(result: pytest.RunResult) -> str:

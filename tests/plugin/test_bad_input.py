@@ -106,7 +106,9 @@ def test_marked():
 UNDER_XDIST = ("-p", "no:benchmark", "-n", "2")
 
 
-@pytest.mark.parametrize("options", [(), UNDER_XDIST], ids=["alone", "under xdist"])
+@pytest.mark.parametrize(
+    "options", [(), pytest.param(UNDER_XDIST, marks=pytest.mark.contract)], ids=["alone", "under xdist"]
+)
 def test_a_mark_that_is_wrong_is_one_line_in_a_measured_run_too(project, options):
     project.pytester.makepyfile(test_user=MISPLACED)
     result = project.measure(*options)
@@ -181,6 +183,7 @@ def test_a_name_of_another_tests_entries_is_refused(project):
     )
 
 
+@pytest.mark.contract
 def test_a_baseline_with_merge_conflicts_is_refused_before_any_test_runs_in_xdist_workers_too(project):
     project.write(plain="cudagraph(Mlp().eval(), torch.randn(1, 16), min_speedup=0.01)")
     project.measure("--cudagraph-update").assert_outcomes(passed=1)

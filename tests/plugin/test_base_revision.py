@@ -12,12 +12,14 @@ import pytest
 
 # A clock that only the model moves: the verdicts are those of the readings, whatever else this machine does.
 CONFTEST = """
-import torch
+import pytest, torch
 from pytest_cudagraph.measure import PerfCounterClock
 import model
 
 torch.set_num_threads(1)
-PerfCounterClock.now_ns = lambda self: model.now_ns
+patch = pytest.MonkeyPatch()
+patch.setattr(PerfCounterClock, "now_ns", lambda self: model.now_ns)
+pytest_unconfigure = patch.undo
 """
 
 MODEL = """
@@ -56,8 +58,9 @@ OPTIONS = ("--cudagraph", "--cudagraph-device=cpu", "--cudagraph-batch-sizes=1",
 class Repository:
     """A git repository of a model, its test and a conftest."""
 
-    def __init__(self, pytester):
-        self.pytester, self.path = pytester, pytester.path
+    def __init__(self, project):
+        self.run, self.pytester, self.path = project.run, project.pytester, project.path
+        pytester = project.pytester
         pytester.makeconftest(CONFTEST)
         pytester.makepyfile(test_user=TESTS)
         self.git("init", "--quiet")
@@ -75,16 +78,13 @@ class Repository:
     def write(self, cost_ns):
         (self.path / "model.py").write_text(MODEL.format(cost_ns=cost_ns))
 
-    def run(self, *arguments):
-        return self.pytester.runpytest_subprocess("-p", "no:cacheprovider", *arguments)
-
     def worktrees(self):
         return self.git("worktree", "list").splitlines()
 
 
 @pytest.fixture
-def repository(pytester):
-    return Repository(pytester)
+def repository(project):
+    return Repository(project)
 
 
 @pytest.mark.slow

@@ -6,7 +6,6 @@ import json
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -104,9 +103,8 @@ def test_an_update_in_a_rehearsal_accepts_nothing_and_says_what_would(project):
 def test_pytest_benchmark_reads_the_file(project, tmp_path):
     project.write(good=GOOD)
     project.measure("--cudagraph-update")
-    tool = Path(sys.executable).with_name("pytest-benchmark")
     # Elsewhere than in the project: its oldest release cannot import a conftest under a newer pytest.
-    command = [tool, "compare", str(project.baseline)]
+    command = [sys.executable, "-m", "pytest_benchmark", "compare", str(project.baseline)]
     found = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
     assert "replay" in found.stdout
     assert "eager" in found.stdout
@@ -159,7 +157,7 @@ def test_a_rerun_that_passes_is_written(project):
     project.measure("--cudagraph-update").stdout.fnmatch_lines(["*wrote 2 entries to *"])
 
 
-@pytest.mark.parametrize("options", [(), ("-n", "1")])
+@pytest.mark.parametrize("options", [(), pytest.param(("-n", "1"), marks=pytest.mark.contract)])
 def test_of_a_test_that_is_run_again_the_last_attempt_counts(project, options):
     with (project.path / "conftest.py").open("a", encoding="utf-8") as file:
         file.write(RERUNS)
@@ -226,10 +224,12 @@ def test_a_file_that_cannot_be_written_is_named_and_stays_whole(project):
     with (project.path / "conftest.py").open("a", encoding="utf-8") as file:
         # Root writes into read-only folders, so the disk is filled where the file is put in place.
         file.write(
-            "\nimport errno, os, pathlib\n"
+            "\nimport errno, os, pathlib, pytest\n"
             "def full(self, target):\n"
             "    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))\n"
-            "pathlib.Path.replace = full\n"
+            "patch = pytest.MonkeyPatch()\n"
+            "patch.setattr(pathlib.Path, 'replace', full)\n"
+            "pytest_unconfigure = patch.undo\n"
         )
     result = project.measure("--cudagraph-update=all")
     assert result.ret == pytest.ExitCode.TESTS_FAILED

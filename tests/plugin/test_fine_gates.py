@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 CONFTEST = """
-import torch
+import pytest, torch
 from pytest_cudagraph.pipeline import noise
 from pytest_cudagraph.values import Interval
 
@@ -19,7 +19,9 @@ def floors(backend, clock, *, budget_s, calls):
     ]
 
 
-noise.noise_floors = floors
+patch = pytest.MonkeyPatch()
+patch.setattr(noise, "noise_floors", floors)
+pytest_unconfigure = patch.undo
 """
 
 TESTS = """
@@ -32,15 +34,15 @@ def test_gated(cudagraph):
 """
 
 
-def collected(pytester, gate, *arguments):
-    pytester.makeconftest(CONFTEST)
-    pytester.makepyfile(test_user=TESTS.format(gate=gate))
+def collected(project, gate, *arguments):
+    project.pytester.makeconftest(CONFTEST)
+    project.pytester.makepyfile(test_user=TESTS.format(gate=gate))
     options = ("--cudagraph", "--cudagraph-time-budget=1", "--cudagraph-batch-sizes=1")
-    return pytester.runpytest_subprocess("-p", "no:cacheprovider", "-s", *options, *arguments)
+    return project.run("-s", *options, *arguments)
 
 
-def test_a_gate_below_the_noise_floor_warns_with_the_number(pytester):
-    result = collected(pytester, 0.01, "--cudagraph-device=cpu")
+def test_a_gate_below_the_noise_floor_warns_with_the_number(project):
+    result = collected(project, 0.01, "--cudagraph-device=cpu")
     result.assert_outcomes(passed=1, warnings=1)
     result.stdout.fnmatch_lines(
         [
@@ -51,30 +53,30 @@ def test_a_gate_below_the_noise_floor_warns_with_the_number(pytester):
     )
 
 
-def test_a_gate_above_the_noise_floor_is_no_warning(pytester):
-    result = collected(pytester, 0.04, "--cudagraph-device=cpu")
+def test_a_gate_above_the_noise_floor_is_no_warning(project):
+    result = collected(project, 0.04, "--cudagraph-device=cpu")
     result.assert_outcomes(passed=1)
     result.stdout.fnmatch_lines(["measured"])
     assert "FineGateWarning" not in result.stdout.str()
 
 
-def test_nothing_is_measured_for_the_usual_gates_nor_where_speed_is_not_judged(pytester):
-    assert "measured" not in collected(pytester, 0.05, "--cudagraph-device=cpu").outlines
-    assert "measured" not in collected(pytester, 0.01).outlines
+def test_nothing_is_measured_for_the_usual_gates_nor_where_speed_is_not_judged(project):
+    assert "measured" not in collected(project, 0.05, "--cudagraph-device=cpu").outlines
+    assert "measured" not in collected(project, 0.01).outlines
 
 
-def test_a_marker_s_own_budget_decides_what_can_be_told(pytester):
+def test_a_marker_s_own_budget_decides_what_can_be_told(project):
     """A hundredth of the time finds a difference ten times as large; more time a smaller one."""
-    pytester.makeconftest(CONFTEST)
+    project.pytester.makeconftest(CONFTEST)
     body = "def test_{}(cudagraph):\n    cudagraph(torch.nn.Linear(4, 4).eval(), torch.randn(1, 4))\n"
     mark = "@pytest.mark.graph_speedup(min=0.001, max_slowdown=0.01, time_budget={})\n"
     tests = [
         mark.format(budget) + body.format(name)
         for name, budget in (("long", 4), ("short", 0.25), ("brief", 0.25), ("none", 0.004))
     ]
-    pytester.makepyfile(test_user="import pytest, torch\n\n" + "\n".join(tests))
+    project.pytester.makepyfile(test_user="import pytest, torch\n\n" + "\n".join(tests))
     options = ("--cudagraph", "--cudagraph-time-budget=1", "--cudagraph-batch-sizes=1", "--cudagraph-device=cpu")
-    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "-s", *options)
+    result = project.run("-s", *options)
     assert result.parseoutcomes()["passed"] == 4
     assert sum("FineGateWarning: " in line for line in result.outlines) == 2
     assert result.outlines.count("measured") == 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 COUNTS = """
 class Counts(Mlp):
     sizes = []
@@ -61,13 +63,14 @@ def test_the_stage_fixtures_hand_out_the_eager_model(project):
     project.run().assert_outcomes(passed=1)
 
 
+@pytest.mark.contract
 def test_the_plugin_can_be_left_out(project):
     project.pytester.makepyfile("def test_plain(): pass")
     project.run("-p", "no:cudagraph").assert_outcomes(passed=1)
 
 
+@pytest.mark.contract
 def test_torch_is_not_imported_by_an_idle_plugin(project):
-    project.pytester.makeconftest("")
     project.pytester.makepyfile(
         """
         import sys
@@ -78,4 +81,4 @@ def test_torch_is_not_imported_by_an_idle_plugin(project):
             assert "pynvml" not in sys.modules
         """
     )
-    project.run("--cudagraph").assert_outcomes(passed=1)
+    project.run_alone("--cudagraph").assert_outcomes(passed=1)

@@ -12,6 +12,7 @@ import pytest
 
 CLOCK = """
 import dataclasses, random
+import pytest
 from pytest_cudagraph.pipeline import bench, reference, timing
 
 
@@ -41,8 +42,11 @@ def arms(trial, subject, given, made_by=timing._arms):
     )
 
 
-bench.PerfCounterClock, timing._arms = Clock, arms
-reference.Reference._timed_ns = lambda self, graph: 150e3
+patch = pytest.MonkeyPatch()
+patch.setattr(bench, "PerfCounterClock", Clock)
+patch.setattr(timing, "_arms", arms)
+patch.setattr(reference.Reference, "_timed_ns", lambda self, graph: 150e3)
+pytest_unconfigure = patch.undo
 """
 
 TIMED = """

@@ -57,14 +57,14 @@ def test_of_something_else():
 
 
 @pytest.fixture
-def sampled(pytester):
+def sampled(project, pytester):
     """Runs pytest as the comparison does; gives the exit code, and the course that was left."""
     pytester.makepyfile(test_user=TESTS)
 
     def run(*arguments):
         into = pytester.mkdir("into")
         options = ("--cudagraph", "--cudagraph-device=cpu", "--cudagraph-only", f"--cudagraph-sample={into}")
-        result = pytester.runpytest_subprocess("-p", "no:cacheprovider", *options, *arguments)
+        result = project.run(*options, *arguments)
         left = into / "course.json"
         return result, json.loads(left.read_text()) if left.exists() else None
 

@@ -73,8 +73,8 @@ def test_files_that_a_conftest_leaves_out_are_not_stale(saved):
 def test_the_files_that_last_failed_leaves_out_are_not_stale(saved):
     saved.pytester.makepyfile(test_third="def test_broken(): assert False")
     options = ("--cudagraph", "--cudagraph-device=cpu", "--cudagraph-max-slowdown=inf")
-    saved.pytester.runpytest_subprocess(*options)
-    result = saved.pytester.runpytest_subprocess(*options, "--lf")
+    saved.run(*options)
+    result = saved.run(*options, "--lf")
     result.assert_outcomes(failed=1)
     assert not [line for line in result.outlines if " stale" in line or line.startswith("stale:")]
 
@@ -112,11 +112,13 @@ def test_a_run_from_a_subfolder_sees_what_is_stale(saved, monkeypatch):
     assert told_stale(saved, "..") == ["mine, batch 1", "test_second.py::test_other, batch 1"]
 
 
+@pytest.mark.contract
 def test_xdist_tells_the_same(saved):
     write(saved, *CHANGED["skipped"])
     assert told_stale(saved, "-n", "1") == []
 
 
+@pytest.mark.contract
 def test_tests_that_a_dead_xdist_worker_never_came_to_leave_no_stale_entries(project):
     project.write(named=GOOD.replace("batch_sizes", "name='mine', batch_sizes"))
     project.measure("--cudagraph-update").assert_outcomes(passed=1)
@@ -127,7 +129,7 @@ def test_tests_that_a_dead_xdist_worker_never_came_to_leave_no_stale_entries(pro
     assert not [line for line in result.outlines if " stale" in line or line.startswith("stale:")]
 
 
-@pytest.mark.parametrize("workers", [[], ["-n", "1"]], ids=["alone", "xdist"])
+@pytest.mark.parametrize("workers", [[], pytest.param(["-n", "1"], marks=pytest.mark.contract)], ids=["alone", "xdist"])
 def test_batch_sizes_that_the_command_line_leaves_out_are_not_stale(project, workers):
     sizes = ("--cudagraph-strict", "--cudagraph-batch-sizes=2", *workers)
     marked = "import pytest, torch\nfrom models import *\n\n@pytest.mark.graph_speedup({})\ndef test_marked(cudagraph):"

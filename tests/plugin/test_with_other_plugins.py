@@ -13,9 +13,9 @@ GOOD = "cudagraph(Mlp().eval(), torch.randn(1, 16), min_speedup=0.01)"
     "options",
     [
         ["--strict-markers"],
-        ["-W", "error"],
-        ["-p", "no:terminal"],
-        ["-p", "no:benchmark"],
+        pytest.param(["-W", "error"], marks=pytest.mark.contract),
+        pytest.param(["-p", "no:terminal"], marks=pytest.mark.contract),
+        pytest.param(["-p", "no:benchmark"], marks=pytest.mark.contract),
         ["-p", "no:cacheprovider"],
         ["-s"],
         ["-q"],
@@ -41,6 +41,7 @@ def test_a_missed_gate_fails_without_a_terminal(project):
     assert project.measure("-p", "no:terminal").ret == pytest.ExitCode.TESTS_FAILED
 
 
+@pytest.mark.contract
 def test_collecting_opens_no_device(project):
     project.write(good=GOOD)
     project.pytester.makeconftest(
@@ -50,7 +51,7 @@ def test_collecting_opens_no_device(project):
             assert "torch" not in sys.modules or "pytest_cudagraph.pipeline" not in sys.modules
         """
     )
-    result = project.measure("--collect-only", "-q")
+    result = project.run_alone("--cudagraph", "--cudagraph-device=cpu", "--collect-only", "-q")
     assert result.ret == pytest.ExitCode.OK
     result.stdout.fnmatch_lines(["*::test_good"])
 
@@ -68,6 +69,7 @@ def test_nothing_is_said_when_no_test_used_the_plugin(project):
     assert "cudagraph" not in "".join(line for line in result.outlines if not line.startswith(("plugins", "rootdir")))
 
 
+@pytest.mark.contract
 def test_xdist_workers_check_and_do_not_judge(project):
     project.write(good=GOOD, other=GOOD, wrong="cudagraph(WrongUnderCapture().eval(), torch.randn(1, 16))")
     result = project.measure("-n", "2", "--cudagraph-update", "--cudagraph-json=run.json")
@@ -77,6 +79,7 @@ def test_xdist_workers_check_and_do_not_judge(project):
     assert len(json.loads((project.path / "run.json").read_text(encoding="utf-8"))["tests"]) == 3
 
 
+@pytest.mark.contract
 def test_a_lone_xdist_worker_is_judged_and_recorded(project):
     project.write(good=GOOD)
     result = project.measure("-n", "1", "--cudagraph-update")
@@ -87,6 +90,7 @@ def test_a_lone_xdist_worker_is_judged_and_recorded(project):
 DIES = "import os; os._exit(3)"
 
 
+@pytest.mark.contract
 def test_what_passed_before_an_xdist_worker_died_is_told_and_recorded(project):
     project.write(first=GOOD, dies=DIES, last=GOOD)
     result = project.measure("-n", "1", "--cudagraph-update", "--cudagraph-json=run.json")
@@ -96,6 +100,7 @@ def test_what_passed_before_an_xdist_worker_died_is_told_and_recorded(project):
     assert sorted(test["name"] for test in told) == ["test_user.py::test_first", "test_user.py::test_last"]
 
 
+@pytest.mark.contract
 def test_a_test_that_fails_in_its_teardown_is_not_recorded_from_an_xdist_worker_either(project):
     project.pytester.makepyfile(
         f"""

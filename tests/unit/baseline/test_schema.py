@@ -8,7 +8,6 @@ import reprlib
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from tests.facts import H200, by_key, latency, saved, sessions
@@ -114,8 +113,8 @@ def test_the_order_of_entries_does_not_change_the_text():
 
 
 def pytest_benchmark(*arguments, cwd):
-    tool = Path(sys.executable).with_name("pytest-benchmark")
-    return subprocess.run([tool, *arguments], cwd=cwd, capture_output=True, text=True, timeout=60)
+    tool = [sys.executable, "-m", "pytest_benchmark"]
+    return subprocess.run([*tool, *arguments], cwd=cwd, capture_output=True, text=True, timeout=60)
 
 
 @pytest.mark.slow
