@@ -10,8 +10,8 @@ import math
 import random
 from collections import Counter
 
-from pytest_cudagraph import stats
-from pytest_cudagraph.baseline import Change, change, session_of
+from pytest_cudagraph.baseline import LatencyChange, change, session_of
+from pytest_cudagraph.stats import summaries
 from pytest_cudagraph.values import DeviceInfo, Interval, Latency, SavedBatch, Session, Timing
 
 TRIALS = 20_000
@@ -32,7 +32,7 @@ def session(median_ns: float) -> Session:
     return Session(date="", commit="", software="", q25_ns=median_ns, median_ns=median_ns)
 
 
-def held(before: tuple[Session, ...], now: Session) -> Change:
+def held(before: tuple[Session, ...], now: Session) -> LatencyChange:
     latency = Latency(samples=1, minimum_ns=1.0, q25_ns=1.0, median_ns=1.0, q75_ns=1.0, q90_ns=1.0)
     saved = SavedBatch(
         name="",
@@ -74,7 +74,7 @@ def restless(rng: random.Random, factor: float) -> Session:
         busy_log = math.log(rng.uniform(1.6, 1.9)) if rng.random() < share else 0.0
         replay_ns += _calls(rng, factor * math.exp(FOLLOWED * busy_log), 6)
         reference_ns += _calls(rng, math.exp(busy_log), 4)
-    replay, reference = map(stats.latency_summary, (replay_ns, reference_ns))
+    replay, reference = map(summaries.latency_summary, (replay_ns, reference_ns))
     timing = Timing(
         eager=replay, replay=replay, reference=reference, speedup=Interval(estimate=1.0, low=1.0, high=1.0),
         decision="open", target_ratio=None, blocks=1, noise_ratio=0.0, detectable_ratio=1.0, measure_ns=1, seed=0,

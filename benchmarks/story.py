@@ -27,8 +27,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pytest_cudagraph import pipeline
-from pytest_cudagraph.pipeline import Collected
 from pytest_cudagraph.settings import OPTIONS, CallSettings, MarkSettings, Settings, make_case
+from pytest_cudagraph.summary import CollectedTests, end_run
 
 STORY_LIMIT_S = 0.5
 REPLAY_LIMIT_RATIO = 1.1
@@ -54,15 +54,15 @@ def story_s(folder: Path) -> float:
     """Seconds of one story without its measuring: the time of the measure stage is taken off."""
     settings = settings_for(folder)
     case = make_case("test_mlp.py::test_mlp", CallSettings(), MarkSettings(time_budget=0.05), settings)
-    bench = pipeline.open_bench("cpu", settings)
+    device_context = pipeline.open_device_context("cpu", settings)
     begin = time.perf_counter()
-    subject = pipeline.make_subject(case, bench, make_mlp(), (torch.randn(1, 64),), {}, 0)
-    with pipeline.Story(
-        case, bench, subject, cache_folder=lambda: folder, compile_timeout_s=60, progress=lambda line: None
+    subject = pipeline.prepare_model(case, device_context, make_mlp(), (torch.randn(1, 64),), {}, 0)
+    with pipeline.ModelRun(
+        case, device_context, subject, cache_folder=lambda: folder, compile_timeout_s=60, progress=lambda line: None
     ) as story:
-        report = pipeline.tell(story)
-    collected = Collected(passed=frozenset([case.nodeid]), finished=True, complete=True, paths=(".",))
-    pipeline.end_run([report], collected, settings)
+        report = pipeline.run_stages(story)
+    collected = CollectedTests(passed=frozenset([case.nodeid]), finished=True, complete=True, paths=(".",))
+    end_run([report], collected, settings)
     spent = time.perf_counter() - begin
     return spent - sum(batch.timing.measure_ns for batch in report.batches if batch.timing) / 1e9
 
@@ -81,7 +81,7 @@ class Operations(TorchDispatchMode):
 
 def replay_ratio(batch_size: int, blocks: int) -> float:
     """Lower quartile of a replay over that of a bare loop of the recorded operations."""
-    backend = pipeline.open_bench("cpu", settings_for(Path())).backend
+    backend = pipeline.open_device_context("cpu", settings_for(Path())).backend
     model, x = make_mlp(), torch.randn(batch_size, 64)
     with backend.running(), Operations() as operations:
         model(x)

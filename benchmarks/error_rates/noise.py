@@ -137,9 +137,9 @@ def starved(rng: np.random.Generator, call_ns: float) -> Chunks:
     while True:
         factors = _jitter(rng)
         ends_ns = np.cumsum(factors * work_ns)
-        turns = math.ceil(ends_ns[-1] / (2.7 * _MS)) + 1
-        stops_ns = left_ns + np.cumsum(np.concatenate([[0.0], 3 * _MS * rng.uniform(0.9, 1.1, turns)]))
-        waited_ns = np.concatenate([[0.0], np.cumsum(30 * _MS * np.exp2(rng.uniform(-1, 1, turns)))])
+        run_order = math.ceil(ends_ns[-1] / (2.7 * _MS)) + 1
+        stops_ns = left_ns + np.cumsum(np.concatenate([[0.0], 3 * _MS * rng.uniform(0.9, 1.1, run_order)]))
+        waited_ns = np.concatenate([[0.0], np.cumsum(30 * _MS * np.exp2(rng.uniform(-1, 1, run_order)))])
         stopped = np.searchsorted(stops_ns, ends_ns)
         left_ns = stops_ns[stopped[-1]] - ends_ns[-1]
         slowed = factors + np.diff(waited_ns[stopped], prepend=0.0) / work_ns

@@ -13,7 +13,7 @@ from benchmarks.suite.models import Subject
 
 from pytest_cudagraph.capture import capture_batches
 from pytest_cudagraph.compile import compile_model
-from pytest_cudagraph.compile.timelimit import Deadline, stopped_at
+from pytest_cudagraph.compile.time_limit import Deadline, stopped_at
 from pytest_cudagraph.inputs import Example
 from pytest_cudagraph.protocols import Backend, CapturedGraph
 from pytest_cudagraph.state import Snapshot

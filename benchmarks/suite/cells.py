@@ -15,9 +15,9 @@ from benchmarks.suite.arms import Call, NotAvailable, Workplace, make_arm
 from benchmarks.suite.loop import Readings, interleave, latency, speedup
 from benchmarks.suite.models import Scale, build
 
-from pytest_cudagraph import stats
 from pytest_cudagraph.check import check_replays
 from pytest_cudagraph.protocols import Backend
+from pytest_cudagraph.stats import summaries
 from pytest_cudagraph.units import to_seconds
 from pytest_cudagraph.values import Agreement
 
@@ -183,7 +183,7 @@ def _device_ns(lab: Lab, replay: Call, rewind: Call | None) -> float | None:
         if rewind is not None:
             rewind()
         samples_ns.append(timer.time_ns(replay))
-    return round(stats.median(samples_ns), 1)
+    return round(summaries.median(samples_ns), 1)
 
 
 def _of_graph(name: str, at: Workplace) -> dict[str, Any]:

@@ -19,10 +19,11 @@ from benchmarks.suite.cells import Cell, Lab
 from benchmarks.suite.loop import interleave, latency
 from benchmarks.suite.models import build
 
-from pytest_cudagraph import measure, stats, stopping
+from pytest_cudagraph import measure, stats
 from pytest_cudagraph.measure import Arms, Bounds, PerfCounterClock
 from pytest_cudagraph.measure.timer import Timer
 from pytest_cudagraph.monitor import PerfMonitor
+from pytest_cudagraph.stats import summaries
 from pytest_cudagraph.units import to_ns, to_seconds
 
 WORK = ("kernel", "gpu_memcpy", "gpu_memset")
@@ -106,7 +107,7 @@ def _back_to_back(lab: Lab, at: Workplace) -> float:
             replay()
         lab.backend.synchronize()
         samples_ns.append((time.perf_counter_ns() - begin_ns) / _QUEUED_REPLAYS)
-    return round(stats.median(samples_ns), 1)
+    return round(summaries.median(samples_ns), 1)
 
 
 def call_overhead(lab: Lab, cell: Cell, budget_s: float) -> dict[str, Any]:
@@ -129,7 +130,7 @@ def call_overhead(lab: Lab, cell: Cell, budget_s: float) -> dict[str, Any]:
             "batch_size": cell.batch_size,
             **{name: latency(samples_ns) for name, samples_ns in readings.samples_ns.items()},
             "difference_ns": {
-                name: round(stats.quantile(differences_ns, fraction), 1)
+                name: round(summaries.quantile(differences_ns, fraction), 1)
                 for name, fraction in (("q25", 0.25), ("median", 0.5), ("q75", 0.75))
             },
         }
@@ -227,8 +228,8 @@ def false_alarms(lab: Lab, cell: Cell, runs: int, at_most_s: float) -> dict[str,
         "decisions": decisions,
         "discarded": discarded,
         "disturbances": list(disturbances)[:_NAMED],
-        "median_seconds": round(stats.median(seconds), 3),
-        "q90_seconds": round(stats.quantile(seconds, 0.9), 3),
+        "median_seconds": round(summaries.median(seconds), 3),
+        "q90_seconds": round(summaries.quantile(seconds, 0.9), 3),
         "longest_seconds": round(max(seconds), 3),
         "estimate_low": round(min(estimates), 4),
         "estimate_high": round(max(estimates), 4),
@@ -254,7 +255,7 @@ def _timed(
         return measure.measure(
             Arms(eager=eager, replay=replay),
             clock=PerfCounterClock(),
-            rule=stopping.EvidenceRule(target_ratio),
+            rule=stats.EvidenceRule(target_ratio),
             bounds=Bounds.of_budget(to_ns(budget_s)),
             seed=seed,
             synchronize=lab.backend.synchronize,

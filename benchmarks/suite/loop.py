@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pytest_cudagraph import stats, stopping
+from pytest_cudagraph import stats
 from pytest_cudagraph.measure import Bounds, PerfCounterClock
 from pytest_cudagraph.measure.sampling import block_size
-from pytest_cudagraph.measure.timer import Timer
-from pytest_cudagraph.measure.warmup import WINDOW, warm_up
+from pytest_cudagraph.measure.timer import WINDOW, Timer, warm_up
+from pytest_cudagraph.stats import summaries
 from pytest_cudagraph.units import to_ns
 from pytest_cudagraph.values import Block
 
@@ -75,8 +75,8 @@ def _rounds(timer: Timer, rounds: int, order: random.Random, pair: tuple[str, st
             samples_ns[name] += block_ns
         blocks.append(
             Block(
-                eager_ns=stats.quantile(found[pair[0]], 0.25),
-                replay_ns=stats.quantile(found[pair[1] if pair[1] in found else pair[0]], 0.25),
+                eager_ns=summaries.quantile(found[pair[0]], 0.25),
+                replay_ns=summaries.quantile(found[pair[1] if pair[1] in found else pair[0]], 0.25),
             )
         )
         took_ns = timer.elapsed_ns - begin_ns
@@ -85,7 +85,7 @@ def _rounds(timer: Timer, rounds: int, order: random.Random, pair: tuple[str, st
 
 def latency(samples_ns: list[float]) -> dict[str, Any]:
     """Quantiles of one arm, for the file."""
-    found = stats.latency_summary(samples_ns)
+    found = summaries.latency_summary(samples_ns)
     names = ("samples", "minimum_ns", "q25_ns", "median_ns", "q75_ns", "q90_ns")
     return {name: round(getattr(found, name), 1) for name in names}
 
@@ -93,11 +93,11 @@ def latency(samples_ns: list[float]) -> dict[str, Any]:
 def speedup(blocks: list[Block]) -> dict[str, Any]:
     """The ratio of the pair with its 95 % interval, as the plugin itself computes it."""
     log_ratios = [math.log(block.eager_ns / block.replay_ns) for block in blocks]
-    found = stats.speedup_interval(log_ratios, stopping.evidence)
+    found = summaries.speedup_interval(log_ratios, stats.evidence)
     return {
         "estimate": round(found.estimate, 4),
         "low": round(found.low, 4) if math.isfinite(found.low) else None,
         "high": round(found.high, 4) if math.isfinite(found.high) else None,
-        "noise_ratio": round(stats.spread(log_ratios), 5),
+        "noise_ratio": round(summaries.spread(log_ratios), 5),
         "blocks": len(blocks),
     }

@@ -35,18 +35,17 @@ if TYPE_CHECKING:
         TooManyKernels,
     )
     from pytest_cudagraph.gate import judge_speedup
-    from pytest_cudagraph.integrated import (
-        CompilerStatistics,
-        InferenceResult,
-        IntegratedAOTCompiler,
-        ModelStatistics,
-        OptimizedModel,
-        create_integrated_compiler,
-    )
     from pytest_cudagraph.measure import Arms, Bounds, PerfCounterClock, measure_arms
     from pytest_cudagraph.monitor import PerfCard, PerfMonitor
-    from pytest_cudagraph.runner import GraphRunner, RunnerStatistics
-    from pytest_cudagraph.stopping import EvidenceRule
+    from pytest_cudagraph.serving.drop_in import IntegratedAOTCompiler, OptimizedModel, create_integrated_compiler
+    from pytest_cudagraph.serving.graph_runner import GraphRunner
+    from pytest_cudagraph.serving.statistics import (
+        CompilerStatistics,
+        InferenceResult,
+        ModelStatistics,
+        RunnerStatistics,
+    )
+    from pytest_cudagraph.stats import EvidenceRule
     from pytest_cudagraph.values import BatchReport, Finding, GraphReport, Judgement, Timing, Verdict
 
 __version__ = "0.1.0"
@@ -103,21 +102,21 @@ _HOMES = {
     "Bounds": "measure",
     "PerfCounterClock": "measure",
     "measure_arms": "measure",
-    "EvidenceRule": "stopping",
+    "EvidenceRule": "stats",
     "judge_speedup": "gate",
     "Judgement": "values",
     "Timing": "values",
     "compile_model": "compile",
-    "CompilerStatistics": "integrated",
-    "InferenceResult": "integrated",
-    "IntegratedAOTCompiler": "integrated",
-    "ModelStatistics": "integrated",
-    "OptimizedModel": "integrated",
-    "create_integrated_compiler": "integrated",
+    "CompilerStatistics": "serving.statistics",
+    "InferenceResult": "serving.statistics",
+    "IntegratedAOTCompiler": "serving.drop_in",
+    "ModelStatistics": "serving.statistics",
+    "OptimizedModel": "serving.drop_in",
+    "create_integrated_compiler": "serving.drop_in",
     "PerfCard": "monitor",
     "PerfMonitor": "monitor",
-    "GraphRunner": "runner",
-    "RunnerStatistics": "runner",
+    "GraphRunner": "serving.graph_runner",
+    "RunnerStatistics": "serving.statistics",
     "BatchReport": "values",
     "Finding": "values",
     "GraphReport": "values",

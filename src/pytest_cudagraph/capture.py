@@ -9,7 +9,7 @@ import torch
 
 from pytest_cudagraph.errors import CaptureRefusal
 from pytest_cudagraph.inputs import Example
-from pytest_cudagraph.inputs.objects import opaque_arguments
+from pytest_cudagraph.inputs.example import opaque_arguments
 from pytest_cudagraph.protocols import Backend, CapturedGraph, GraphPool, Model
 from pytest_cudagraph.state import Undo
 

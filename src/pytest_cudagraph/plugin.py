@@ -7,17 +7,16 @@ from typing import Any
 
 import pytest
 
-from pytest_cudagraph.fixtures import (
+from pytest_cudagraph.session import lifecycle, worker_results
+from pytest_cudagraph.session.fixtures import (
     assert_replay_close,
     capture_graphs,
     compile_model,
     cudagraph,
     measure_speedup,
     perf_monitor,
-    run,
-    workers,
 )
-from pytest_cudagraph.settings.names import MARK_HELP
+from pytest_cudagraph.settings.marks import MARK_HELP
 from pytest_cudagraph.settings.options import add_options
 
 # pytest finds fixtures among the names of a plugin module.
@@ -37,20 +36,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", MARK_HELP)
-    run.begin(config)
+    lifecycle.begin(config)
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    run.check_machine(session.config)
+    lifecycle.check_machine(session.config)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    run.select(config, items)
+    lifecycle.select(config, items)
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_deselected(items: Sequence[pytest.Item]) -> None:
-    run.note_deselected(items)
+    lifecycle.note_deselected(items)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -58,33 +57,33 @@ def pytest_make_collect_report(
     collector: pytest.Collector,
 ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
     report = yield
-    run.note_collected(collector, report)
+    lifecycle.note_collected(collector, report)
     return report
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_finish(session: pytest.Session) -> None:
-    run.open_devices(session)
+    lifecycle.open_devices(session)
 
 
 def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
-    return run.header(config)
+    return lifecycle.header(config)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> None:
-    run.compare_revisions(session)
+    lifecycle.compare_revisions(session)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    run.begin_test(item)
+    lifecycle.begin_test(item)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
-    run.note_result(item, report)
+    lifecycle.note_result(item, report)
     return report
 
 
@@ -93,24 +92,24 @@ def pytest_report_to_serializable(
     config: pytest.Config, report: pytest.TestReport
 ) -> Generator[None, dict[str, Any], dict[str, Any]]:
     data = yield
-    workers.pack(config, report, data)
+    worker_results.pack(config, report, data)
     return data
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    workers.unpack(report)
+    worker_results.unpack(report)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    workers.receive(node)
+    worker_results.receive(node)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    run.end(session, exitstatus)
+    lifecycle.end(session, exitstatus)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    run.summarise(terminalreporter)
+    lifecycle.summarise(terminalreporter)

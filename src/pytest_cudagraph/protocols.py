@@ -15,6 +15,10 @@ Model = Callable[..., Any]
 """Any callable on pytrees of tensors; usually an ``nn.Module``."""
 
 
+ShowProgress = Callable[[str], None]
+"""Tells a reader what is going on; does nothing where nobody watches."""
+
+
 class CapturedGraph(Protocol):
     """One graph for one batch size. It owns its static inputs and outputs until :meth:`close`."""
 

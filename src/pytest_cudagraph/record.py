@@ -9,14 +9,7 @@ from typing import Literal, TypeAlias
 
 from pytest_cudagraph import baseline
 from pytest_cudagraph.baseline import Key
-from pytest_cudagraph.values import (
-    BatchReport,
-    Comparison,
-    GraphReport,
-    Judgement,
-    SavedBatch,
-    Verdict,
-)
+from pytest_cudagraph.values import BatchReport, Comparison, GraphReport, Judgement, SavedBatch, Verdict
 
 Update: TypeAlias = Literal["new", "changed", "all"]
 """What ``--cudagraph-update`` may replace."""
@@ -46,7 +39,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class EntryChange:
     """One entry of two baselines side by side; ``None`` on the side that lacks it."""
 
     name: str
@@ -144,10 +137,12 @@ def stale(reports: Iterable[GraphReport], saved: Mapping[Key, SavedBatch], *, co
     return tuple(sorted(key for key in saved if key not in covered and key[0] not in names))
 
 
-def compare(old: Mapping[Key, SavedBatch], new: Mapping[Key, SavedBatch], *, max_slowdown: float) -> tuple[Change, ...]:
+def compare(
+    old: Mapping[Key, SavedBatch], new: Mapping[Key, SavedBatch], *, max_slowdown: float
+) -> tuple[EntryChange, ...]:
     """Two baselines, entry by entry, ordered by name and batch size; ``max_slowdown`` is a fraction."""
     return tuple(
-        Change(
+        EntryChange(
             name=key[0],
             batch_size=key[1],
             old=old.get(key),

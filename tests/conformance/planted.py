@@ -7,7 +7,7 @@ from tests.conformance.cases import Case, Expected
 from tests.conformance.stages import is_marked
 from torch import nn
 
-from pytest_cudagraph import leaves
+from pytest_cudagraph import pytree
 
 
 class Bug(nn.Module):
@@ -18,7 +18,7 @@ class Bug(nn.Module):
         self.model = model
 
     def answer(self, args, kwargs):
-        return leaves.tensors_in(self.model(*args, **kwargs))[0]
+        return pytree.tensors_in(self.model(*args, **kwargs))[0]
 
     def after_capture(self):
         """What happens between capture and check."""

@@ -17,7 +17,7 @@ from pytest_cudagraph.backends import open_backend
 from pytest_cudagraph.capture import capture_batches
 from pytest_cudagraph.check import check_replays
 from pytest_cudagraph.errors import CaptureRefusal, EagerFailed
-from pytest_cudagraph.pipeline.subject import run_eagerly
+from pytest_cudagraph.pipeline.prepared_model import run_eagerly
 from pytest_cudagraph.values import Disagreement
 
 SIZES = (2, 4)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from tests.gpu.projects import Project, source_first
 
-from pytest_cudagraph import leaves
+from pytest_cudagraph import pytree
 from pytest_cudagraph.backends import open_backend
 from pytest_cudagraph.device import why_no_gpu
 from pytest_cudagraph.inputs import Example
@@ -89,7 +89,7 @@ def reserved(backend):
 @pytest.fixture
 def copied():
     """A copy of what a replay returned, which the next replay overwrites."""
-    return lambda output: leaves.map_tensors(torch.clone, output)
+    return lambda output: pytree.map_tensors(torch.clone, output)
 
 
 @pytest.fixture

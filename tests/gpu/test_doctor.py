@@ -10,7 +10,7 @@ import torch
 from pytest_cudagraph import device
 from pytest_cudagraph.cli import main
 from pytest_cudagraph.measure import PerfCounterClock
-from pytest_cudagraph.pipeline.noise import noise_floors
+from pytest_cudagraph.pipeline.noise_floor import noise_floors
 
 _ROW = re.compile(r"^ *[\d.]+ (?:ns|µs|ms) .*%.* \d\.\d{3}x \(")
 

@@ -7,7 +7,7 @@ import statistics
 import torch
 from tests.gpu.small_models import Mlp
 
-from pytest_cudagraph import measure, stopping
+from pytest_cudagraph import measure, stats
 from pytest_cudagraph.measure import PerfCounterClock
 from pytest_cudagraph.measure.timer import Bounds, Timer
 from pytest_cudagraph.units import to_ns
@@ -49,7 +49,7 @@ def timed(backend, graph, model, x, *, target, budget_s=8.0):
         return measure.measure(
             measure.Arms(eager=lambda: model(x), replay=lambda: graph(x)),
             clock=PerfCounterClock(),
-            rule=stopping.EvidenceRule(target),
+            rule=stats.EvidenceRule(target),
             bounds=Bounds.of_budget(to_ns(budget_s)),
             seed=1,
             synchronize=backend.synchronize,

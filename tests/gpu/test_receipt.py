@@ -10,8 +10,7 @@ from tests.gpu.profiled import device_work, wake_profiler
 from tests.gpu.small_models import Mlp
 
 from pytest_cudagraph.backends.cuda import CudaBackend
-from pytest_cudagraph.backends.cuda.driver import load_driver
-from pytest_cudagraph.backends.cuda.nodes import NOT_KEPT, load_bindings
+from pytest_cudagraph.backends.cuda.nodes import NOT_KEPT, load_bindings, load_driver
 
 
 @pytest.fixture

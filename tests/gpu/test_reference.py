@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from pytest_cudagraph.measure import PerfCounterClock
-from pytest_cudagraph.pipeline.reference import Reference
+from pytest_cudagraph.pipeline.device_context import Reference
 from pytest_cudagraph.units import to_ns
 
 

@@ -11,7 +11,7 @@ import torch
 from tests.gpu.processes import HERE, TIMEOUT_S
 from tests.gpu.small_models import Mlp
 
-from pytest_cudagraph import measure, stopping
+from pytest_cudagraph import measure, stats
 from pytest_cudagraph.measure import PerfCounterClock
 from pytest_cudagraph.measure.timer import Bounds
 from pytest_cudagraph.monitor import PerfMonitor
@@ -49,7 +49,7 @@ def timed(backend, capture):
             return measure.measure(
                 measure.Arms(eager=lambda: model(x), replay=lambda: graph(x)),
                 clock=PerfCounterClock(),
-                rule=stopping.EvidenceRule(1.15),
+                rule=stats.EvidenceRule(1.15),
                 bounds=Bounds.of_budget(to_ns(budget_s)),
                 seed=1,
                 synchronize=backend.synchronize,

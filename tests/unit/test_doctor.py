@@ -13,14 +13,15 @@ import pytest
 from tests.facts import CPU, timing
 
 import pytest_cudagraph
-from pytest_cudagraph import backends, stats
+from pytest_cudagraph import backends
 from pytest_cudagraph import device as cuda_device
 from pytest_cudagraph.backends import open_backend
 from pytest_cudagraph.cli import doctor, main
 from pytest_cudagraph.measure import PerfCounterClock
 from pytest_cudagraph.monitor import GpuCard, GpuSample, HostSample, PerfCard
-from pytest_cudagraph.pipeline import noise
-from pytest_cudagraph.pipeline.noise import NoiseFloor
+from pytest_cudagraph.pipeline import noise_floor
+from pytest_cudagraph.pipeline.noise_floor import NoiseFloor
+from pytest_cudagraph.stats import summaries
 from pytest_cudagraph.values import Interval
 
 
@@ -156,7 +157,7 @@ def test_the_device_that_was_chosen_is_measured_while_it_is_watched(monkeypatch)
 
     monkeypatch.setattr(cuda_device, "choose", lambda option, *, require_gpu: SimpleNamespace(kind=option))
     monkeypatch.setattr(backends, "open_backend", lambda kind: opened.append(kind) or f"backend of {kind}")
-    monkeypatch.setattr(noise, "noise_floors", floors)
+    monkeypatch.setattr(noise_floor, "noise_floors", floors)
     card, found = doctor._measured("cuda", 5.0)
     assert (opened, found, budgets) == (["cuda"], ["backend of cuda"], [5.0])
     assert len(card.host) == 2
@@ -181,24 +182,24 @@ def test_a_version_that_is_not_installed_is_said():
 
 
 def test_a_floor_is_as_wide_as_the_noise_that_was_measured():
-    found = noise._floor(replace(timing(), noise_ratio=0.02, blocks=100, measure_ns=10**9), budget_s=1)
+    found = noise_floor._floor(replace(timing(), noise_ratio=0.02, blocks=100, measure_ns=10**9), budget_s=1)
     assert found.noise_ratio == 0.02
-    assert found.detectable_ratio == stats.detectable_ratio(0.02, 100)
+    assert found.detectable_ratio == summaries.detectable_ratio(0.02, 100)
 
 
 def test_a_larger_budget_sees_smaller_regressions():
     measured = replace(timing(), noise_ratio=0.02, blocks=100, measure_ns=10**9)
-    small, large = noise._floor(measured, budget_s=1), noise._floor(measured, budget_s=16)
+    small, large = noise_floor._floor(measured, budget_s=1), noise_floor._floor(measured, budget_s=16)
     assert large.detectable_ratio == pytest.approx(small.detectable_ratio / 4)
 
 
 def test_a_handful_of_blocks_tells_no_floor():
-    found = noise._floor(replace(timing(), noise_ratio=0.0, blocks=2), budget_s=1)
+    found = noise_floor._floor(replace(timing(), noise_ratio=0.0, blocks=2), budget_s=1)
     assert (found.noise_ratio, found.detectable_ratio) == (math.inf, math.inf)
 
 
 def test_equals_are_measured_for_calls_of_several_lengths(monkeypatch):
-    monkeypatch.setattr(noise, "_SECONDS", 0.01)
-    found = noise.noise_floors(open_backend("cpu"), PerfCounterClock(), budget_s=10)
+    monkeypatch.setattr(noise_floor, "_SECONDS", 0.01)
+    found = noise_floor.noise_floors(open_backend("cpu"), PerfCounterClock(), budget_s=10)
     assert len(found) == 3
     assert all(each.call_ns > 0 for each in found)

@@ -29,8 +29,8 @@ from pytest_cudagraph.values import (
     SavedBatch,
     Site,
     Timing,
+    UndecidedState,
     Verdict,
-    Weighed,
 )
 
 US = 1e3
@@ -95,8 +95,8 @@ def text(judgement: Judgement) -> str:
     return "\n  ".join([*lines, *([f"would pass at: {judgement.accept:.2f}"] if judgement.accept is not None else [])])
 
 
-def weighed(**changes) -> Weighed:
-    return Weighed(**{"quiet": 34, "least_blocks": 10, "elapsed_ns": 8e8, "least_ns": 3e8} | changes)
+def weighed(**changes) -> UndecidedState:
+    return UndecidedState(**{"quiet": 34, "least_blocks": 10, "elapsed_ns": 8e8, "least_ns": 3e8} | changes)
 
 
 FAILED = timed(1.052, 1.071, 1.094, "fail")

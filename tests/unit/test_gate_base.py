@@ -8,8 +8,8 @@ import statistics
 import pytest
 from scipy import stats as scipy_stats
 
-from pytest_cudagraph import gate
-from pytest_cudagraph.gate import base as base_gate
+from pytest_cudagraph.base_revision import judge as base_gate
+from pytest_cudagraph.base_revision.judge import LOOKS, judge_base
 from pytest_cudagraph.values import BaseComparison, Verdict
 
 
@@ -23,14 +23,14 @@ def readings(slowdown, noise, pairs=5, seed=0, **changed):
 
 
 def test_ten_percent_slower_fails_and_says_by_how_much(golden):
-    found = gate.judge_base(readings(0.10, 0.005), 0.05)
+    found = judge_base(readings(0.10, 0.005), 0.05)
     assert found.verdict is Verdict.FAILED
     golden("gate_base_slower.txt", "\n".join([found.reason, *found.evidence, f"would pass at: {found.accept}"]))
 
 
 def test_a_machine_that_was_slower_for_the_head_is_told_by_the_reference():
     slow = (110_000.0,) * 5
-    found = gate.judge_base(
+    found = judge_base(
         readings(0.10, 0.005, base_reference_ns=(100_000.0,) * 5, head_reference_ns=slow, head_kernels=46), 0.05
     )
     assert found.verdict is Verdict.PASSED
@@ -41,32 +41,32 @@ def test_a_machine_that_was_slower_for_the_head_is_told_by_the_reference():
 
 
 def test_the_same_speed_passes(golden):
-    found = gate.judge_base(readings(0.0, 0.005, head_kernels=46), 0.05)
+    found = judge_base(readings(0.0, 0.005, head_kernels=46), 0.05)
     assert found.verdict is Verdict.PASSED
     golden("gate_base_same.txt", "\n".join([found.reason, *found.evidence]))
 
 
 def test_noise_wider_than_the_tolerance_is_inconclusive():
-    found = gate.judge_base(readings(0.10, 0.2), 0.05)
+    found = judge_base(readings(0.10, 0.2), 0.05)
     assert found.verdict is Verdict.INCONCLUSIVE
     assert found.remedy == "run again on a quieter machine"
 
 
 def test_the_remedy_is_what_makes_the_same_readings_pass():
     slower = readings(0.10, 0.005)
-    accepted = gate.judge_base(slower, 0.05).accept
-    assert gate.judge_base(slower, accepted).verdict is Verdict.PASSED
+    accepted = judge_base(slower, 0.05).accept
+    assert judge_base(slower, accepted).verdict is Verdict.PASSED
 
 
 def test_more_than_the_flag_takes_as_a_number_is_accepted_as_no_limit():
     slower = readings(2.0, 0.005)
-    accepted = gate.judge_base(slower, 0.05).accept
+    accepted = judge_base(slower, 0.05).accept
     assert f"{accepted:.2f}" == "inf"
-    assert gate.judge_base(slower, accepted).verdict is Verdict.PASSED
+    assert judge_base(slower, accepted).verdict is Verdict.PASSED
 
 
 def test_where_speed_is_not_judged_the_finding_is_evidence():
-    found = gate.judge_base(readings(0.5, 0.005), 0.05, judged=False, why_not="no GPU")
+    found = judge_base(readings(0.5, 0.005), 0.05, judged=False, why_not="no GPU")
     assert found.verdict is Verdict.NOT_JUDGED
     assert found.reason == "latency is not judged: no GPU"
     assert "slower than in HEAD~1" in found.evidence[0]
@@ -77,7 +77,7 @@ def test_where_speed_is_not_judged_the_finding_is_evidence():
     [("new: not in the base", Verdict.PASSED), ("wrong in the base", Verdict.NOT_JUDGED)],
 )
 def test_what_the_base_lacks_cannot_fail_a_test(missing, verdict):
-    found = gate.judge_base(BaseComparison(revision="v1 (abc)", missing=missing), 0.05)
+    found = judge_base(BaseComparison(revision="v1 (abc)", missing=missing), 0.05)
     assert found.verdict is verdict
     assert found.reason == f"not compared with v1 (abc): {missing}"
 
@@ -85,7 +85,7 @@ def test_what_the_base_lacks_cannot_fail_a_test(missing, verdict):
 def test_the_quantiles_are_students():
     for degrees, quantile in base_gate._T_QUANTILES.items():
         assert quantile == pytest.approx(scipy_stats.t.ppf(0.995, degrees), abs=5e-4)
-    assert [look - 1 for look in gate.LOOKS] == list(base_gate._T_QUANTILES)
+    assert [look - 1 for look in LOOKS] == list(base_gate._T_QUANTILES)
 
 
 @pytest.mark.parametrize("noise", [0.005, 0.02, 0.05])
@@ -103,8 +103,8 @@ def _two_looks(slowdown, noise, seed):
     first = BaseComparison(
         revision="x", base_replay_ns=everything.base_replay_ns[:5], head_replay_ns=everything.head_replay_ns[:5]
     )
-    early = gate.judge_base(first, 0.05).verdict
-    return gate.judge_base(everything, 0.05).verdict if early is Verdict.INCONCLUSIVE else early
+    early = judge_base(first, 0.05).verdict
+    return judge_base(everything, 0.05).verdict if early is Verdict.INCONCLUSIVE else early
 
 
 def test_a_real_regression_is_found_among_the_noise_of_a_quiet_machine():

@@ -207,8 +207,8 @@ def installed(tmp_path):
 
 ASK = """
 import sys
-from pytest_cudagraph.cli import explain, main
-assert explain.__file__.startswith(sys.argv[1]), explain.__file__
+from pytest_cudagraph.cli import command, main
+assert command.__file__.startswith(sys.argv[1]), command.__file__
 code = main(["explain", *sys.argv[2:]])
 assert "torch" not in sys.modules, "torch was imported"
 sys.exit(code)

@@ -7,7 +7,7 @@ import re
 import pytest
 import torch
 
-from pytest_cudagraph import inputs, leaves
+from pytest_cudagraph import inputs, pytree
 from pytest_cudagraph.errors import InputError
 from pytest_cudagraph.inputs import Example
 
@@ -17,7 +17,7 @@ def sized(args, kwargs=None, sizes=(1, 2, 5), batch_dim=0):
 
 
 def shapes(example):
-    return [tuple(t.shape) for t in leaves.tensors_in((example.args, example.kwargs))]
+    return [tuple(t.shape) for t in pytree.tensors_in((example.args, example.kwargs))]
 
 
 def renewed(tensor, seed=0, **options):

@@ -8,11 +8,10 @@ from collections import Counter
 
 import pytest
 
-from pytest_cudagraph import stats
-from pytest_cudagraph.measure import Arms, Bounds, PerfCounterClock, measure, repeats
+from pytest_cudagraph.measure import Arms, Bounds, PerfCounterClock, measure, timer
 from pytest_cudagraph.measure.sampling import block_size
 from pytest_cudagraph.protocols import Clock
-from pytest_cudagraph.stopping import EvidenceRule, FixedTimeRule
+from pytest_cudagraph.stats import EvidenceRule, FixedTimeRule, summaries
 
 US, MS, S = 1e3, 1e6, 1e9
 
@@ -164,13 +163,13 @@ def test_where_nothing_tells_the_quiet_blocks_it_is_told():
 
 def test_the_interval_is_told_the_boundary_that_was_tested(monkeypatch):
     told = []
-    interval = stats.speedup_interval
+    interval = summaries.speedup_interval
 
     def spy(log_ratios, evidence, *, boundary_ratio, **options):
         told.append(boundary_ratio)
         return interval(log_ratios, evidence, boundary_ratio=boundary_ratio, **options)
 
-    monkeypatch.setattr(stats, "speedup_interval", spy)
+    monkeypatch.setattr(summaries, "speedup_interval", spy)
     run(120 * US, 100 * US, rule=EvidenceRule(1.10, tolerance=0.01))
     run(120 * US, 100 * US, rule=FixedTimeRule(time_ns=0))
     assert told == [1.10 * 0.99, None]
@@ -330,7 +329,7 @@ def test_a_clock_too_coarse_for_its_calls_gives_no_verdict_and_is_named():
 
 
 def test_a_clock_too_coarse_for_the_most_calls_there_can_be_gives_no_verdict(monkeypatch):
-    monkeypatch.setattr(repeats, "_MAX_INNER_CALLS", 1000)
+    monkeypatch.setattr(timer, "_MAX_INNER_CALLS", 1000)
     timing, _, _ = run(0.0, 0.0, clock=FakeClock(1.0, 1), budget_ns=4 * US)
     (note,) = timing.notes
     assert note == "a clock of 1.0 ns is too coarse for calls of at most 0.0 ns: so are 1000 in a row"
@@ -356,7 +355,7 @@ def test_speed_that_is_not_judged_keeps_its_time_with_a_clock_that_is_too_coarse
 
 
 def test_calls_that_the_clock_cannot_see_still_give_a_result(monkeypatch):
-    monkeypatch.setattr(repeats, "_MAX_INNER_CALLS", 1000)
+    monkeypatch.setattr(timer, "_MAX_INNER_CALLS", 1000)
     timing, _, _ = run(0.0, 0.0, clock=FakeClock(1.0, 1), budget_ns=4 * US)
     assert timing.decision == "open"
     assert timing.speedup.estimate == 1.0

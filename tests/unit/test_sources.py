@@ -11,8 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pytest_cudagraph import sources
-from pytest_cudagraph.sources.assignments import assigned_at
-from pytest_cudagraph.sources.literals import gpu_branches, names_host
+from pytest_cudagraph.sources.syntax import assigned_at, gpu_branches, names_host
 from pytest_cudagraph.values import Site
 
 MODEL = """\
@@ -112,7 +111,7 @@ def test_causes_that_run_in_a_circle_end():
     [
         torch.__file__,
         torch.nn.functional.__file__,
-        sources.__file__,
+        sources.user_lines.__file__,
         importlib.util.__file__,
         "/env/lib/python3.11/site-packages/_pytest/python.py",
         "/env/lib/python3.11/site-packages/pluggy/_callers.py",
@@ -122,7 +121,7 @@ def test_causes_that_run_in_a_circle_end():
     ],
 )
 def test_the_machinery_is_nobodys_model(name):
-    assert not sources._is_user_file(name)
+    assert not sources.user_lines._is_user_file(name)
 
 
 @pytest.mark.parametrize(
@@ -137,7 +136,7 @@ def test_the_machinery_is_nobodys_model(name):
     ],
 )
 def test_models_tests_and_installed_model_libraries_are_the_users(name):
-    assert sources._is_user_file(name)
+    assert sources.user_lines._is_user_file(name)
 
 
 def test_a_description_quotes_the_line_and_shortens_the_path(user_module, tmp_path, monkeypatch):

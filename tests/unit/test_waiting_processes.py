@@ -12,7 +12,7 @@ import torch
 from tests.unit.test_monitor import UUID, FakeNvml
 
 from pytest_cudagraph.monitor import PerfMonitor
-from pytest_cudagraph.pipeline.bench import open_bench
+from pytest_cudagraph.pipeline.device_context import open_device_context
 from pytest_cudagraph.settings import OPTIONS, Settings
 
 OURS, WHO_WAITS, NEIGHBOUR = os.getpid(), 7, 8
@@ -41,5 +41,5 @@ def test_who_waits_for_this_process_does_not_share_the_gpu(monkeypatch, pids, ot
 
 def test_a_process_that_measures_for_a_comparison_of_revisions_is_waited_for(tmp_path):
     settings = Settings(**{option.setting: option.default for option in OPTIONS}, rootdir=tmp_path)
-    assert open_bench("cpu", settings).waiting_processes == 0
-    assert open_bench("cpu", replace(settings, sample=tmp_path)).waiting_processes == 1
+    assert open_device_context("cpu", settings).waiting_processes == 0
+    assert open_device_context("cpu", replace(settings, sample=tmp_path)).waiting_processes == 1

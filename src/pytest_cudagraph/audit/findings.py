@@ -6,10 +6,8 @@ import linecache
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from pytest_cudagraph.audit.differences import Difference, differences
-from pytest_cudagraph.audit.generators import TORCHS
-from pytest_cudagraph.audit.rehearsal import Rehearsal
-from pytest_cudagraph.audit.trace import Operation, Trace
+from pytest_cudagraph.audit.probes import ProbeResults
+from pytest_cudagraph.audit.trace import TORCHS, Trace, TraceDifference, TracedOperation, differences
 from pytest_cudagraph.hazards import CATALOGUE
 from pytest_cudagraph.values import Finding, Level, Site
 
@@ -21,7 +19,7 @@ _DRAWS_FIX = "none needed; if no random numbers are meant: eval()"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sign:
+class RawFinding:
     """One sign of a hazard, before signs of the same hazard at the same line become one finding."""
 
     id: str
@@ -33,7 +31,7 @@ class Sign:
     """Whether it is drawing as replays draw too: the same subject, and no hazard."""
 
 
-def findings_of(seen: Rehearsal) -> tuple[Finding, ...]:
+def findings_of(seen: ProbeResults) -> tuple[Finding, ...]:
     """Every finding of a rehearsal."""
     repeated = [_difference_sign(difference, "two calls on the same inputs") for difference in seen.repeated]
     signs = [*_refused(seen), *_beside(seen), *_sighted(seen), *repeated, *_on_other_inputs(seen)]
@@ -44,7 +42,7 @@ def findings_of(seen: Rehearsal) -> tuple[Finding, ...]:
     return _folded(signs)
 
 
-def is_explained(seen: Rehearsal) -> bool:
+def is_explained(seen: ProbeResults) -> bool:
     """Whether what calls on other inputs would show has its cause among what is known already.
 
     What depends on the inputs' values was read by the host: where the read is known it is the finding.
@@ -53,7 +51,7 @@ def is_explained(seen: Rehearsal) -> bool:
     return bool(seen.repeated) or any(sign.level == "error" and sign.id in _LOUD_CAUSES for sign in loud)
 
 
-def _refused(seen: Rehearsal) -> Iterator[Sign]:
+def _refused(seen: ProbeResults) -> Iterator[RawFinding]:
     whole = _refusals(seen.first)
     # The CPU checks the range of one_hot's input by reading it, CUDA does not: with a number of classes the whole
     # form is legal, and reads of its parts at that line say nothing.
@@ -67,20 +65,20 @@ def _refused(seen: Rehearsal) -> Iterator[Sign]:
             yield sign
 
 
-def _refusals(trace: Trace | None) -> list[Sign]:
+def _refusals(trace: Trace | None) -> list[RawFinding]:
     if trace is None:
         return []
     takers = {op.site for op in trace.operations if op.name.startswith(_NUMBER_TAKERS)}
     return [sign for op in trace.operations for sign in _refusal_signs(op, is_taken=op.site in takers)]
 
 
-def _refusal_signs(operation: Operation, *, is_taken: bool) -> Iterator[Sign]:
+def _refusal_signs(operation: TracedOperation, *, is_taken: bool) -> Iterator[RawFinding]:
     """At most one. The number in ``x[mask] = 0.0`` or ``x[0] = 0.0`` is first made into a tensor: nothing to tell."""
     refused = operation.refused
     is_number = refused is not None and (refused.id, refused.level) == ("host-data", "note")
     if refused is not None and not (is_number and is_taken):
         evidence = f"{refused.operation}: {refused.text}"
-        yield Sign(
+        yield RawFinding(
             id=refused.id,
             level=refused.level,
             evidence=evidence,
@@ -89,7 +87,7 @@ def _refusal_signs(operation: Operation, *, is_taken: bool) -> Iterator[Sign]:
         )
 
 
-def _beside(seen: Rehearsal) -> Iterator[Sign]:
+def _beside(seen: ProbeResults) -> Iterator[RawFinding]:
     """What is refused at another batch size, or on a GPU, and was not refused in the first call."""
     told = {(sign.id, sign.site) for sign in _refused(seen)}
     for where, trace in seen.beside.items():
@@ -98,10 +96,10 @@ def _beside(seen: Rehearsal) -> Iterator[Sign]:
                 yield replace(sign, evidence=f"{where}: {sign.evidence}")
 
 
-def _sighted(seen: Rehearsal) -> Iterator[Sign]:
-    for sighting in seen.sightings:
+def _sighted(seen: ProbeResults) -> Iterator[RawFinding]:
+    for sighting in seen.host_calls:
         evidence = f"{sighting.operation}: {sighting.text}"
-        yield Sign(
+        yield RawFinding(
             id=sighting.id,
             level=sighting.level,
             evidence=evidence,
@@ -110,7 +108,7 @@ def _sighted(seen: Rehearsal) -> Iterator[Sign]:
         )
 
 
-def _at_first_call(seen: Rehearsal) -> list[Sign]:
+def _at_first_call(seen: ProbeResults) -> list[RawFinding]:
     # A cache filled by the first call is legal: capture follows warm-up calls and records what later calls do.
     if seen.second is None or seen.second is seen.first:
         return []
@@ -118,7 +116,7 @@ def _at_first_call(seen: Rehearsal) -> list[Sign]:
     return [replace(sign, level="note") for sign in signs]
 
 
-def _on_other_inputs(seen: Rehearsal) -> list[Sign]:
+def _on_other_inputs(seen: ProbeResults) -> list[RawFinding]:
     for name, other in seen.others.items():
         # The other inputs meet the state of the first call; a cache filled by then makes the third the one to compare.
         found = differences(seen.first, other)
@@ -127,21 +125,21 @@ def _on_other_inputs(seen: Rehearsal) -> list[Sign]:
     return []
 
 
-def _difference_sign(difference: Difference, when: str) -> Sign:
+def _difference_sign(difference: TraceDifference, when: str) -> RawFinding:
     evidence = f"{when}: {difference.evidence}"
-    return Sign(
+    return RawFinding(
         id=difference.id, level="error", evidence=evidence, site=difference.site, called_from=difference.called_from
     )
 
 
-def _rebound(seen: Rehearsal, signs: list[Sign]) -> Iterator[Sign]:
+def _rebound(seen: ProbeResults, signs: list[RawFinding]) -> Iterator[RawFinding]:
     names = [name for name in seen.changes.rebound if name in seen.registered]
     sited = any(sign.id == "rebinds-state" for sign in signs)
     if names and not sited:
-        yield Sign(id="rebinds-state", level="error", evidence=f"{_listed(names)} at another address", site=None)
+        yield RawFinding(id="rebinds-state", level="error", evidence=f"{_listed(names)} at another address", site=None)
 
 
-def _written_by_the_host(seen: Rehearsal) -> Iterator[Sign]:
+def _written_by_the_host(seen: ProbeResults) -> Iterator[RawFinding]:
     trace = seen.first
     written = {outside.storage for operation in trace.operations for outside in operation.writes}
     names = [name for name in seen.changes.written if seen.storages.get(name) not in written]
@@ -149,14 +147,14 @@ def _written_by_the_host(seen: Rehearsal) -> Iterator[Sign]:
     is_opaque = bool(trace.subclasses) or any(op.refused and op.refused.id == "unknown-op" for op in trace.operations)
     if names and not is_opaque:
         evidence = f"{_listed(names)} written by the host, by no operation: a replay does not"
-        yield Sign(id="mutates-state", level="error", evidence=evidence, site=None)
+        yield RawFinding(id="mutates-state", level="error", evidence=evidence, site=None)
 
 
-def _notes(seen: Rehearsal, signs: list[Sign]) -> Iterator[Sign]:
+def _notes(seen: ProbeResults, signs: list[RawFinding]) -> Iterator[RawFinding]:
     yield from _writes(seen)
     for name, outside in seen.first.aliases:
         owner = f"{'input ' if outside.origin == 'input' else ''}{outside.name}"
-        yield Sign(id="output-alias", level="note", evidence=f"{name} lies in the memory of {owner}", site=None)
+        yield RawFinding(id="output-alias", level="note", evidence=f"{name} lies in the memory of {owner}", site=None)
     if not any(sign.id == "rng" for sign in signs):
         yield from _draws(seen)
         yield from _drawn_unseen(seen, signs)
@@ -165,27 +163,33 @@ def _notes(seen: Rehearsal, signs: list[Sign]) -> Iterator[Sign]:
     yield from _foreign_reads(seen, signs)
 
 
-def _draws(seen: Rehearsal) -> Iterator[Sign]:
+def _draws(seen: ProbeResults) -> Iterator[RawFinding]:
     for operation in seen.first.operations:
         if operation.draws:
             yield replace(_note("rng", f"{operation.name} {_DRAWN}", operation), is_legal=True)
 
 
-def _drawn_unseen(seen: Rehearsal, signs: list[Sign]) -> Iterator[Sign]:
+def _drawn_unseen(seen: ProbeResults, signs: list[RawFinding]) -> Iterator[RawFinding]:
     """Generators that moved although no operation drew, and nothing showed what for."""
     is_frozen = any(sign.level == "error" and sign.id in ("control-flow", "baked-scalar") for sign in signs)
     for name in seen.generators:
         if name == TORCHS and not any(operation.draws for operation in seen.first.operations):
-            yield Sign(id="rng", level="note", evidence=f"{name} moves; no operation tells that it draws", site=None)
+            yield RawFinding(
+                id="rng", level="note", evidence=f"{name} moves; no operation tells that it draws", site=None
+            )
         elif name != TORCHS and not is_frozen:
-            yield Sign(id="rng", level="note", evidence=f"{name} moves; a replay draws nothing from it", site=None)
+            yield RawFinding(
+                id="rng", level="note", evidence=f"{name} moves; a replay draws nothing from it", site=None
+            )
 
 
-def _note(hazard: str, evidence: str, operation: Operation) -> Sign:
-    return Sign(id=hazard, level="note", evidence=evidence, site=operation.site, called_from=operation.called_from)
+def _note(hazard: str, evidence: str, operation: TracedOperation) -> RawFinding:
+    return RawFinding(
+        id=hazard, level="note", evidence=evidence, site=operation.site, called_from=operation.called_from
+    )
 
 
-def _writes(seen: Rehearsal) -> Iterator[Sign]:
+def _writes(seen: ProbeResults) -> Iterator[RawFinding]:
     for operation in seen.first.operations:
         for outside in operation.writes:
             if outside.origin == "input":
@@ -197,19 +201,19 @@ def _writes(seen: Rehearsal) -> Iterator[Sign]:
     for change, maker in seen.first.containers:
         site, called_from = (maker.site, maker.called_from) if maker else (None, None)
         evidence = f"{change}; a replay runs no Python, the caller's stays"
-        yield Sign(id="mutates-input", level="note", evidence=evidence, site=site, called_from=called_from)
+        yield RawFinding(id="mutates-input", level="note", evidence=evidence, site=site, called_from=called_from)
 
 
-def _python_changes(seen: Rehearsal) -> Iterator[Sign]:
+def _python_changes(seen: ProbeResults) -> Iterator[RawFinding]:
     changes = seen.changes
     tensors = [f"{name}: another tensor" for name in changes.rebound if name not in seen.registered]
     tensors += [f"{name}: a new tensor" for name in changes.added] + [f"{name}: gone" for name in changes.removed]
     found = [*changes.python, *tensors, *(f"training of {flag}" for flag in changes.training)]
     if found:
-        yield Sign(id="stateful-python", level="note", evidence=_listed(found), site=None)
+        yield RawFinding(id="stateful-python", level="note", evidence=_listed(found), site=None)
 
 
-def _foreign_reads(seen: Rehearsal, signs: list[Sign]) -> Iterator[Sign]:
+def _foreign_reads(seen: ProbeResults, signs: list[RawFinding]) -> Iterator[RawFinding]:
     trace = seen.third or seen.first
     moved = {sign.site for sign in signs if sign.id == "foreign-tensor"}
     for operation in trace.operations:
@@ -224,8 +228,8 @@ def _listed(names: list[str]) -> str:
     return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
 
 
-def _folded(signs: list[Sign]) -> tuple[Finding, ...]:
-    groups: dict[tuple[str, Site | None], list[Sign]] = {}
+def _folded(signs: list[RawFinding]) -> tuple[Finding, ...]:
+    groups: dict[tuple[str, Site | None], list[RawFinding]] = {}
     wrong = {sign.site for sign in signs if sign.level == "error"}
     signs = [sign for sign in signs if not (sign.level == "note" and sign.id == "host-data" and sign.site in wrong)]
     for sign in sorted(signs, key=lambda sign: sign.level):  # errors first; the order of discovery otherwise
@@ -233,7 +237,7 @@ def _folded(signs: list[Sign]) -> tuple[Finding, ...]:
     return tuple(_finding(group) for group in groups.values())
 
 
-def _finding(group: list[Sign]) -> Finding:
+def _finding(group: list[RawFinding]) -> Finding:
     first = group[0]
     hazard = CATALOGUE[first.id]
     count = sum(sign.evidence == first.evidence for sign in group)

@@ -1,12 +1,10 @@
 """What earlier runs measured, kept in files that are reviewed like source code."""
 
-from pytest_cudagraph.baseline.names import Key, normal_name, slug
-from pytest_cudagraph.baseline.schema import SCHEMA, Content, parse, text_of
-from pytest_cudagraph.baseline.sessions import (
+from pytest_cudagraph.baseline.history import (
     ENOUGH,
     KEPT,
     PRIOR_SPREAD,
-    Change,
+    LatencyChange,
     arms_moved,
     change,
     continued,
@@ -14,6 +12,8 @@ from pytest_cudagraph.baseline.sessions import (
     is_continued,
     session_of,
 )
+from pytest_cudagraph.baseline.names import Key, normal_name, slug
+from pytest_cudagraph.baseline.schema import SCHEMA, Content, parse, text_of
 from pytest_cudagraph.baseline.store import JsonStore, MemoryStore, read, remove_from
 
 __all__ = [
@@ -21,10 +21,10 @@ __all__ = [
     "KEPT",
     "PRIOR_SPREAD",
     "SCHEMA",
-    "Change",
     "Content",
     "JsonStore",
     "Key",
+    "LatencyChange",
     "MemoryStore",
     "arms_moved",
     "change",

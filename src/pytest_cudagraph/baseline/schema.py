@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from pytest_cudagraph.baseline import fields
+from pytest_cudagraph.baseline.history import history
 from pytest_cudagraph.baseline.names import Key, last_part, parametrized
-from pytest_cudagraph.baseline.sessions import history
 from pytest_cudagraph.errors import BaselineError
 from pytest_cudagraph.values import DeviceInfo, Interval, Latency, SavedBatch, Session
 

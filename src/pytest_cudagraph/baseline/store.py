@@ -12,9 +12,9 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from pytest_cudagraph.baseline.history import continued
 from pytest_cudagraph.baseline.names import Key, slug
 from pytest_cudagraph.baseline.schema import Content, machine_info, parse, text_of
-from pytest_cudagraph.baseline.sessions import continued
 from pytest_cudagraph.errors import BaselineError
 from pytest_cudagraph.values import DeviceInfo, SavedBatch
 

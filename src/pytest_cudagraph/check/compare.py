@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from pytest_cudagraph.leaves import kind_of, same_bits
+from pytest_cudagraph.pytree import kind_of, same_bits
 
 # The table of torch.testing.assert_close, (rtol, atol); every other dtype is compared exactly.
 _DTYPE_TOLERANCES: dict[torch.dtype, tuple[float, float]] = {
@@ -41,7 +41,7 @@ class Tolerance:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
+class TensorDifference:
     """One place where two answers differ."""
 
     where: str
@@ -87,14 +87,14 @@ def compare(
     replay: torch.Tensor,
     tolerance: Tolerance,
     noise: float = 0.0,
-) -> Difference | None:
+) -> TensorDifference | None:
     """Judge ``replay`` by ``torch.testing.assert_close``; ``noise`` is how far eager differs from itself.
 
     NaN equals NaN. Where eager itself is not repeatable, twice its own difference is allowed on top.
     """
     unlike = _unlike(eager, replay)
     if unlike is not None:
-        return Difference(where=where, message=f"replay gives {unlike[1]} where eager gives {unlike[0]}")
+        return TensorDifference(where=where, message=f"replay gives {unlike[1]} where eager gives {unlike[0]}")
     rtol, atol = tolerance.of(eager.dtype)
     atol += 2 * noise
     expected, found = _dense(eager), _dense(replay)
@@ -126,15 +126,15 @@ def furthest(first: torch.Tensor, second: torch.Tensor) -> tuple[str, str]:
 
 def _largest_difference(
     where: str, eager: torch.Tensor, replay: torch.Tensor, tolerances: tuple[float, float]
-) -> Difference:
+) -> TensorDifference:
     wrong = ~torch.isclose(replay, eager, rtol=tolerances[0], atol=tolerances[1], equal_nan=True)
     expected, found, place = _extremes(eager, replay, torch.where(wrong, _gaps(eager, replay), -1.0))
     values = f"eager {_number(expected)}, replay {_number(found)}{place}"
     count = f"differing elements: {int(wrong.sum())} of {eager.numel()}"
     message = _distance(expected, found, place, tolerances)
     if message is None:
-        return Difference(where=where, message=values, evidence=(count,))
-    return Difference(where=where, message=message, evidence=(values, count))
+        return TensorDifference(where=where, message=values, evidence=(count,))
+    return TensorDifference(where=where, message=message, evidence=(values, count))
 
 
 def _extremes(first: torch.Tensor, second: torch.Tensor, gaps: torch.Tensor) -> tuple[complex, complex, str]:

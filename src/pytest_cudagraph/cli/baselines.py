@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from pytest_cudagraph import baseline, report
-from pytest_cudagraph.cli.answer import Answer, baseline_files, entries_of, kernels_text
+from pytest_cudagraph.cli.output import CommandOutput, baseline_files, entries_of, kernels_text
 from pytest_cudagraph.report import Column
 from pytest_cudagraph.units import factor_text, latency_text
 from pytest_cudagraph.values import SavedBatch
@@ -35,12 +35,12 @@ def add_commands(parser: argparse.ArgumentParser) -> None:
     command.set_defaults(run=_prune)
 
 
-def _list(arguments: argparse.Namespace) -> Answer:
+def _list(arguments: argparse.Namespace) -> CommandOutput:
     files = baseline_files(arguments.folder)
     if not files:
-        return Answer(lines=[f"no baseline in {arguments.folder}"])
+        return CommandOutput(lines=[f"no baseline in {arguments.folder}"])
     columns = [Column(title=title, right=title in ("tests", "entries")) for title in _LISTED]
-    return Answer(lines=report.grid(columns, [_listed(path) for path in files]))
+    return CommandOutput(lines=report.grid(columns, [_listed(path) for path in files]))
 
 
 def _listed(path: Path) -> list[str]:
@@ -51,7 +51,7 @@ def _listed(path: Path) -> list[str]:
     return [path.name, ", ".join(devices), str(tests), str(len(entries)), newest[:10]]
 
 
-def _show(arguments: argparse.Namespace) -> Answer:
+def _show(arguments: argparse.Namespace) -> CommandOutput:
     path = Path(arguments.file)
     if not path.is_file() and path.name == arguments.file:
         path = _FOLDER / f"{arguments.file.removesuffix('.json')}.json"
@@ -59,7 +59,7 @@ def _show(arguments: argparse.Namespace) -> Answer:
     columns = [Column(title="test", right=False), *(Column(title=title) for title in _SHOWN)]
     devices = sorted({report.device_text(entry.device) for entry in entries.values()})
     rows = [_shown(entries[key]) for key in sorted(entries)]
-    return Answer(lines=[str(path), *devices, *report.grid(columns, rows)])
+    return CommandOutput(lines=[str(path), *devices, *report.grid(columns, rows)])
 
 
 def _shown(entry: SavedBatch) -> list[str]:
@@ -75,7 +75,7 @@ def _shown(entry: SavedBatch) -> list[str]:
     ]
 
 
-def _prune(arguments: argparse.Namespace) -> Answer:
+def _prune(arguments: argparse.Namespace) -> CommandOutput:
     lines = []
     files = {path: entries_of(path) for path in baseline_files(arguments.folder)}
     names = {name for entries in files.values() for name, _ in entries}
@@ -86,7 +86,7 @@ def _prune(arguments: argparse.Namespace) -> Answer:
         doomed = sorted(key for key in entries if key[0] in plain or _matches(key[0], globs))
         baseline.remove_from(path, doomed)
         lines += [f"removed from {path}: {name}, batch {batch_size}" for name, batch_size in doomed]
-    return Answer(lines=lines or [f"removed nothing: no entry in {arguments.folder} has such a name"])
+    return CommandOutput(lines=lines or [f"removed nothing: no entry in {arguments.folder} has such a name"])
 
 
 def _matches(name: str, globs: Sequence[str]) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pytest_cudagraph import baseline, gate, record, report
-from pytest_cudagraph.cli.answer import FINE, INCONCLUSIVE, REGRESSION, Answer, entries_of, kernels_text
+from pytest_cudagraph.cli.output import FINE, INCONCLUSIVE, REGRESSION, CommandOutput, entries_of, kernels_text
 from pytest_cudagraph.report import Column
 from pytest_cudagraph.report.columns import MAX_WIDTH
 from pytest_cudagraph.settings.parsing import fraction
@@ -47,7 +47,7 @@ def _fraction(text: str) -> float:
         raise argparse.ArgumentTypeError(f"{text} is not {allowed}") from None
 
 
-def _compare(arguments: argparse.Namespace) -> Answer:
+def _compare(arguments: argparse.Namespace) -> CommandOutput:
     old, new = entries_of(arguments.old), entries_of(arguments.new)
     changes = record.compare(old, new, max_slowdown=arguments.max_slowdown)
     columns = [Column(title="test", right=False), *(Column(title=title) for title in _COMPARED)]
@@ -59,10 +59,10 @@ def _compare(arguments: argparse.Namespace) -> Answer:
     words = [f"{count} {word}" for word, count in sorted(counted.items())]
     others = sum(bool(_kernel_lines(change)) for change in changes)
     lines.append(", ".join([*words, f"{others} with other kernels"] if others else words))
-    return Answer(lines=lines, exit_code=_exit_code(changes, arguments.fail_on, strict=arguments.strict))
+    return CommandOutput(lines=lines, exit_code=_exit_code(changes, arguments.fail_on, strict=arguments.strict))
 
 
-def _compared(change: record.Change) -> list[str]:
+def _compared(change: record.EntryChange) -> list[str]:
     old, new = change.old, change.new
     sides = (old, new) if old and new and change.comparison != "not-comparable" else None
     return [
@@ -82,18 +82,18 @@ def _moved(old: Latency, new: Latency) -> str:
     return text if text.startswith("-") else f"+{text}"
 
 
-def _verdict(change: record.Change) -> str:
+def _verdict(change: record.EntryChange) -> str:
     return change.comparison.replace("-", " ")
 
 
-def _kernels(change: record.Change) -> str:
+def _kernels(change: record.EntryChange) -> str:
     if change.added_kernels and change.old and change.new:
         return f"{change.old.kernels} -> {change.new.kernels}"
     present = change.new or change.old
     return kernels_text(present.kernels if present else None)
 
 
-def _kernel_lines(change: record.Change) -> list[str]:
+def _kernel_lines(change: record.EntryChange) -> list[str]:
     """``+16 `aten.mul`, -1 `aten.silu```: what changed inside, where something did."""
     if change.old is None or change.new is None:
         return []
@@ -103,7 +103,7 @@ def _kernel_lines(change: record.Change) -> list[str]:
     return [f"  {', '.join(words)}"] if words else []
 
 
-def _why_uncertain(change: record.Change, max_slowdown: float) -> list[str]:
+def _why_uncertain(change: record.EntryChange, max_slowdown: float) -> list[str]:
     """What the gate itself would say: the bound is the same."""
     if change.comparison != "uncertain" or change.old is None or change.new is None:
         return []
@@ -114,7 +114,7 @@ def _why_uncertain(change: record.Change, max_slowdown: float) -> list[str]:
     )
 
 
-def _exit_code(changes: Sequence[record.Change], fail_on: str, *, strict: bool) -> int:
+def _exit_code(changes: Sequence[record.EntryChange], fail_on: str, *, strict: bool) -> int:
     slower = any(change.comparison == "slower" for change in changes)
     kernels = any((change.added_kernels or 0) > 0 for change in changes)
     if (slower and fail_on in ("slower", "any")) or (kernels and fail_on in ("kernels", "any")):

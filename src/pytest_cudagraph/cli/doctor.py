@@ -11,14 +11,14 @@ from importlib import metadata
 from typing import TYPE_CHECKING
 
 from pytest_cudagraph import report
-from pytest_cudagraph.cli.answer import FINE, REGRESSION, Answer
+from pytest_cudagraph.cli.output import FINE, REGRESSION, CommandOutput
 from pytest_cudagraph.errors import CudagraphError
 from pytest_cudagraph.settings.parsing import seconds
 from pytest_cudagraph.units import latency_text, percent_text, plural
 
 if TYPE_CHECKING:
     from pytest_cudagraph.monitor import PerfCard
-    from pytest_cudagraph.pipeline.noise import NoiseFloor
+    from pytest_cudagraph.pipeline.noise_floor import NoiseFloor
 
 _DEFAULT_BUDGET_S = 10.0
 
@@ -51,7 +51,7 @@ def _seconds(text: str) -> float:
         raise argparse.ArgumentTypeError(f"takes seconds, {allowed}; found {text!r}") from None
 
 
-def examine(arguments: argparse.Namespace) -> Answer:
+def examine(arguments: argparse.Namespace) -> CommandOutput:
     """Versions, device, health and noise floor; exit code 1 where the machine is unfit to judge speed.
 
     Raises :class:`~pytest_cudagraph.errors.CudagraphError` without torch, or for a device that is not there.
@@ -70,7 +70,7 @@ def examine(arguments: argparse.Namespace) -> Answer:
         *report.grid(_COLUMNS, [_row(floor) for floor in floors]),
         *(unfit or ["fit: no reason found against judging speed here"]),
     ]
-    return Answer(lines=lines, exit_code=REGRESSION if unfit else FINE)
+    return CommandOutput(lines=lines, exit_code=REGRESSION if unfit else FINE)
 
 
 def _device_lines(option: str) -> list[str]:
@@ -90,7 +90,7 @@ def _measured(option: str, budget_s: float) -> tuple[PerfCard, list[NoiseFloor]]
     from pytest_cudagraph.backends import open_backend
     from pytest_cudagraph.measure import PerfCounterClock
     from pytest_cudagraph.monitor import PerfMonitor
-    from pytest_cudagraph.pipeline.noise import noise_floors
+    from pytest_cudagraph.pipeline.noise_floor import noise_floors
 
     backend = open_backend(device.choose(option, require_gpu=False).kind)
     with PerfMonitor() as watch:
@@ -109,7 +109,7 @@ def _row(floor: NoiseFloor) -> list[str]:
 
 def _smallest_regression_ratio(floor: NoiseFloor) -> float:
     """As it is shown, in tenths of a percent, so that what is judged is what is read."""
-    from pytest_cudagraph.pipeline.noise import TOLERANCE_RATIO
+    from pytest_cudagraph.pipeline.noise_floor import TOLERANCE_RATIO
 
     return round(TOLERANCE_RATIO + floor.detectable_ratio, 3)
 

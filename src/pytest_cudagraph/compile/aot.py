@@ -7,24 +7,154 @@ that the model writes does not come back to the module; the check stage compares
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pytest_cudagraph.compile.cache import PackageCache
-from pytest_cudagraph.compile.keys import compile_options, content_key
-from pytest_cudagraph.compile.layout import FlatModel, Layout, NestedCall
-from pytest_cudagraph.compile.packaging import Order, build
-from pytest_cudagraph.compile.timelimit import Deadline
-from pytest_cudagraph.errors import CudagraphError
+from pytest_cudagraph import pytree
+from pytest_cudagraph.compile.cache import PackageCache, compile_options, content_key
+from pytest_cudagraph.compile.packages import BuildOptions, build
+from pytest_cudagraph.compile.time_limit import Deadline
+from pytest_cudagraph.errors import CudagraphError, InputError
 from pytest_cudagraph.inputs import Example
+from pytest_cudagraph.inputs.example import argument_name
 from pytest_cudagraph.protocols import Backend, CompiledRegion, Model
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
+
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """What a tensor must be to be passed to compiled code."""
+
+    shape: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> Place:
+        """The place that ``tensor`` fits."""
+        return cls(shape=tensor.shape, stride=tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+
+    def fits(self, value: Any) -> bool:
+        """Whether ``value`` is such a tensor, its strides aside."""
+        if not isinstance(value, torch.Tensor):
+            return False
+        return (value.shape, value.dtype, value.device) == (self.shape, self.dtype, self.device)
+
+    def laid_out(self, tensor: torch.Tensor) -> torch.Tensor:
+        """``tensor`` with the strides of this place; a package addresses memory by them, and does not look."""
+        if tensor.stride() == self.stride:
+            return tensor
+        return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=self.device).copy_(tensor)
+
+    def __str__(self) -> str:
+        return f"{tuple(self.shape)} {str(self.dtype).removeprefix('torch.')} on {self.device}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArgumentLayout:
+    """The nesting of a value, its plain values as they are, and the places of its tensors, by position."""
+
+    structure: pytree.Structure
+    plain: tuple[Any, ...]
+    """All leaves; None where a tensor stands."""
+    places: Mapping[int, Place]
+
+    @classmethod
+    def of(cls, value: Any) -> ArgumentLayout:
+        """The layout of ``value``."""
+        flat, structure = pytree.flatten(value)
+        places = {i: Place.of(leaf) for i, leaf in enumerate(flat) if isinstance(leaf, torch.Tensor)}
+        plain = tuple(None if i in places else leaf for i, leaf in enumerate(flat))
+        return cls(structure=structure, plain=plain, places=places)
+
+    def fill(self, tensors: Sequence[torch.Tensor]) -> Any:
+        """The value with these tensors in their places."""
+        flat = list(self.plain)
+        for i, tensor in zip(self.places, tensors, strict=True):
+            flat[i] = tensor
+        return pytree.unflatten(self.structure, flat)
+
+    def tensors_of(self, value: Any) -> list[torch.Tensor]:
+        """The tensors of arguments of this layout; :class:`InputError` names the first one that differs."""
+        flat, structure = pytree.flatten(value)
+        if structure != self.structure:
+            raise InputError("the package takes arguments nested as in the example inputs; these are nested otherwise")
+        for i, leaf in enumerate(flat):
+            self._check(i, leaf)
+        return [place.laid_out(flat[i]) for i, place in self.places.items()]
+
+    def _check(self, position: int, leaf: Any) -> None:
+        place, plain = self.places.get(position), self.plain[position]
+        if place.fits(leaf) if place else leaf is plain or leaf == plain:
+            return
+        where = argument_name(pytree.paths(self.structure)[position])
+        expected = place or repr(plain)
+        found = Place.of(leaf) if isinstance(leaf, torch.Tensor) else repr(leaf)
+        raise InputError(f"{where}: the package is compiled for {expected}; found {found}")
+
+
+class TracedResult:
+    """What a traced call returned. An object of its own, since export puts a module's attributes back."""
+
+    def __init__(self) -> None:
+        self._layout: ArgumentLayout | None = None
+
+    @property
+    def layout(self) -> ArgumentLayout:
+        """The nesting of the result; known once the model was traced."""
+        if self._layout is None:
+            raise CudagraphError("the model was not called while it was exported")
+        return self._layout
+
+    def take(self, value: Any) -> tuple[torch.Tensor, ...]:
+        """Remember the layout of ``value``; its tensors."""
+        for path, leaf in pytree.named_leaves(value):
+            if not isinstance(leaf, (torch.Tensor, *_PLAIN)):
+                raise CudagraphError(
+                    f"output{path} is of type {type(leaf).__name__}; a package returns tensors and plain values only\n"
+                    "  to fix: return dicts, lists or tuples of these (transformers: use_cache=False), "
+                    "or use compile='inductor'"
+                )
+        self._layout = ArgumentLayout.of(value)
+        return tuple(pytree.tensors_in(value))
+
+
+class FlatModel(torch.nn.Module):
+    """The model from a flat list of tensors to a flat list of tensors: all that a package can hold."""
+
+    def __init__(self, model: Model, arguments: ArgumentLayout) -> None:
+        super().__init__()
+        self.model = model
+        self.arguments = arguments
+        self.result = TracedResult()
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Rebuild the arguments, call, and keep the nesting of the result aside."""
+        args, kwargs = self.arguments.fill(tensors)
+        return self.result.take(self.model(*args, **kwargs))
+
+
+class NestedCall:
+    """A package with the signature of the model it was made from."""
+
+    def __init__(self, region: CompiledRegion, arguments: ArgumentLayout, result: ArgumentLayout) -> None:
+        self._region = region
+        self._arguments = arguments
+        self._result = result
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the package; :class:`~pytest_cudagraph.errors.InputError` where it was compiled for other arguments."""
+        return self._result.fill(self._region(*self._arguments.tensors_of((args, kwargs))))
+
 
 WEIGHTS_NOTE = "weights and buffers live in the package: in-place updates made after the compile are not seen"
 CACHE_NOTE = "package from cache"
@@ -45,7 +175,7 @@ class AotCompiler:
     def compile(self, model: Model, example: Example, label: str) -> tuple[NestedCall, CompiledRegion, tuple[str, ...]]:
         """The package's call, its one region, and notes. Raises what PyTorch raises, and :class:`TimeoutError`."""
         _require_capturable(self.backend)
-        arguments = Layout.of((example.args, example.kwargs))
+        arguments = ArgumentLayout.of((example.args, example.kwargs))
         flat = FlatModel(model, arguments)
         # Each time: the key is the exported graph itself, for no hash of source code tells what a model computes.
         tensors = tuple(arguments.tensors_of((example.args, example.kwargs)))
@@ -55,7 +185,7 @@ class AotCompiler:
         return NestedCall(region, arguments, flat.result.layout), region, (*notes, WEIGHTS_NOTE)
 
     def _runner(self, program: ExportedProgram) -> tuple[Runner, tuple[str, ...]]:
-        order = Order.here(compile_options())
+        order = BuildOptions.here(compile_options())
         key = content_key(program, device=self.backend.device, options=order.options)
         if key is None:
             with self.cache.workshop() as folder:

@@ -2,17 +2,115 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import os
+import pickle
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import torch
 from filelock import FileLock, Timeout
 
+from pytest_cudagraph import environment
 from pytest_cudagraph.errors import CudagraphError
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+
+_FORMAT = "1"
+_OWN_SOURCE = "triton_kernel_wrapper"  # such a node names a kernel by number; its source is not in the graph
+_IRRELEVANT = ("compile_threads", "worker", "log", "quiesce", "verbose", "progress")
+
+
+def content_key(program: ExportedProgram, *, device: str, options: Mapping[str, Any]) -> str | None:
+    """A hex digest that is equal only for packages that compute the same; None when no such thing can be said."""
+    text = _graph_text(program)
+    constants = {**program.state_dict, **program.constants}
+    if _OWN_SOURCE in text or not all(_is_hashable(value) for value in constants.values()):
+        return None
+    digest = hashlib.sha256()
+    for part in (_FORMAT, text, _inputs_text(program), machine_text(device), _options_text(options)):
+        digest.update(part.encode() + b"\0")
+    for name, tensor in sorted(constants.items()):
+        digest.update(f"{name} {_layout_text(tensor)}\0".encode())
+        _update_with_bytes(digest, tensor)
+    return digest.hexdigest()
+
+
+def compile_options() -> dict[str, Any]:
+    """Inductor's configuration of this process, as far as another process can be told of it."""
+    from torch._inductor import config
+
+    return {name: value for name, value in config.save_config_portable().items() if _can_travel(value)}
+
+
+def machine_text(device: str) -> str:
+    """What generated code depends on beside graph and options: PyTorch, the processor, settings of this process."""
+    on_cuda = torch.device(device).type == "cuda"
+    gpu = f"{torch.cuda.get_device_name(device)} {torch.cuda.get_device_capability(device)}" if on_cuda else "cpu"
+    return "\n".join(
+        (
+            f"torch {torch.__version__} {torch.version.git_version} {torch.version.cuda}",
+            f"{device} {gpu}",
+            f"{environment.host_cpu_name()} {torch.backends.cpu.get_cpu_capability()}",
+            # Inductor writes the number of threads into the loops of its C++ code.
+            f"threads {torch.get_num_threads()} matmul {torch.get_float32_matmul_precision()}",
+            f"deterministic {torch.are_deterministic_algorithms_enabled()} dtype {torch.get_default_dtype()}",
+        )
+    )
+
+
+def _graph_text(program: ExportedProgram) -> str:
+    graphs = [
+        f"{name}\n{module.graph}"
+        for name, module in program.graph_module.named_modules()
+        if isinstance(module, torch.fx.GraphModule)
+    ]
+    return "\n".join([*graphs, str(program.graph_signature)])
+
+
+def _inputs_text(program: ExportedProgram) -> str:
+    arguments: Iterable[Any] = program.example_inputs[0] if program.example_inputs else ()
+    return "\n".join(_layout_text(each) if isinstance(each, torch.Tensor) else repr(each) for each in arguments)
+
+
+def _options_text(options: Mapping[str, Any]) -> str:
+    kept = {name: value for name, value in options.items() if not any(word in name for word in _IRRELEVANT)}
+    return "\n".join(f"{name}={value!r}" for name, value in sorted(kept.items()))
+
+
+def _layout_text(tensor: torch.Tensor) -> str:
+    return f"{tuple(tensor.shape)} {tensor.stride()} {tensor.dtype} {tensor.device}"
+
+
+def _is_hashable(value: object) -> bool:
+    """Whether a tensor is nothing but its bytes; subclasses and sparse layouts are more."""
+    if type(value) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
+        return False
+    return isinstance(value, torch.Tensor) and value.layout is torch.strided and not value.is_quantized
+
+
+def _update_with_bytes(digest: Any, tensor: torch.Tensor) -> None:
+    # Bytes in logical order, so that neither a view's storage nor its offset counts.
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    if flat.numel():
+        size_bytes = flat.numel() * flat.element_size()
+        # Without a copy, and without numpy, which is no dependency.
+        digest.update((ctypes.c_char * size_bytes).from_address(flat.data_ptr()))
+
+
+def _can_travel(value: object) -> bool:
+    try:
+        pickle.dumps(value)
+    except (pickle.PicklingError, AttributeError, TypeError):
+        return False
+    return True
+
 
 MAX_PACKAGES = 64
 """A package holds the model's weights: a folder that is never cleared would fill the disk of a build machine."""

@@ -4,20 +4,14 @@ Each gives one sentence (found, allowed), its evidence and its remedy. Which bat
 for the report to say: the sentences here begin after "batch 8:".
 """
 
-from pytest_cudagraph.gate.base import LOOKS, base_change, judge_base
-from pytest_cudagraph.gate.findings import judge_compile_failure, judge_finding
-from pytest_cudagraph.gate.latency import change_interval_text, judge_baseline, sessions_text
-from pytest_cudagraph.gate.proof import judge_agreement, judge_capture, refused
-from pytest_cudagraph.gate.replaced import replaced_text
+from pytest_cudagraph.gate.latency import change_interval_text, judge_baseline, replaced_text, sessions_text
+from pytest_cudagraph.gate.outcomes import judge_agreement, judge_capture, judge_compile_failure, judge_finding, refused
 from pytest_cudagraph.gate.speedup import judge_speedup
 from pytest_cudagraph.gate.structure import judge_structure
 
 __all__ = [
-    "LOOKS",
-    "base_change",
     "change_interval_text",
     "judge_agreement",
-    "judge_base",
     "judge_baseline",
     "judge_capture",
     "judge_compile_failure",

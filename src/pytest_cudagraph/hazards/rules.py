@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pytest_cudagraph.hazards.catalogue import CAPTURE_UNSUPPORTED
-from pytest_cudagraph.hazards.special import (
+from pytest_cudagraph.hazards.argument_rules import (
     SHAPE,
     SPECIAL,
     SYNC,
@@ -24,6 +23,7 @@ from pytest_cudagraph.hazards.special import (
     generator_rule,
     reader,
 )
+from pytest_cudagraph.hazards.catalogue import CAPTURE_UNSUPPORTED
 from pytest_cudagraph.values import Level
 
 

@@ -1,11 +1,6 @@
 """Example inputs: the user's one example, resized per batch size, copied, and filled with fresh values."""
 
-from __future__ import annotations
-
-from pytest_cudagraph.inputs.adversarial import adversaries, beside, lowered, row_dims
-from pytest_cudagraph.inputs.example import Example, changed_tensors, check_device, clone, named_tensors
-from pytest_cudagraph.inputs.fresh import fresh
-from pytest_cudagraph.inputs.resize import (
+from pytest_cudagraph.inputs.batching import (
     Resizing,
     batch_examples,
     batched_dims,
@@ -13,6 +8,8 @@ from pytest_cudagraph.inputs.resize import (
     example_batch_size,
     resizing,
 )
+from pytest_cudagraph.inputs.example import Example, changed_tensors, check_device, clone, named_tensors
+from pytest_cudagraph.inputs.new_values import adversaries, beside, fresh, lowered, row_dims
 
 __all__ = [
     "Example",

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from pytest_cudagraph import leaves
+from pytest_cudagraph import pytree
 from pytest_cudagraph.errors import InputError
 
 
@@ -22,7 +22,7 @@ class Example:
 
 def named_tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, torch.Tensor]:
     """Every tensor by the name an error message gives it: ``args[0]``, ``kwargs['mask']``."""
-    named = leaves.named_leaves((args, kwargs))
+    named = pytree.named_leaves((args, kwargs))
     return {argument_name(path): leaf for path, leaf in named if isinstance(leaf, torch.Tensor)}
 
 
@@ -33,7 +33,7 @@ def changed_tensors(before: Example, after: Example) -> tuple[str, ...]:
     """
     now = named_tensors(after.args, after.kwargs)
     then = named_tensors(before.args, before.kwargs)
-    return tuple(name for name, tensor in then.items() if name in now and not leaves.same_bits(tensor, now[name]))
+    return tuple(name for name, tensor in then.items() if name in now and not pytree.same_bits(tensor, now[name]))
 
 
 def argument_name(path: str) -> str:
@@ -43,9 +43,9 @@ def argument_name(path: str) -> str:
 
 def check_leaves(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Raise :class:`InputError` for leaves that cannot serve several calls, or not as they are laid out."""
-    for path, leaf in leaves.named_leaves((args, kwargs)):
+    for path, leaf in pytree.named_leaves((args, kwargs)):
         name = argument_name(path)
-        if leaves.is_exhaustible(leaf):
+        if pytree.is_exhaustible(leaf):
             raise InputError(
                 f"{name} is a {type(leaf).__name__}, which the first call would use up; "
                 "example inputs serve many calls: pass a list or a tuple"
@@ -95,7 +95,7 @@ def map_example(example: Example, function: Callable[[torch.Tensor], torch.Tenso
         return made[id(tensor)]
 
     with torch.no_grad():
-        args, kwargs = leaves.map_tensors(once, (example.args, example.kwargs))
+        args, kwargs = pytree.map_tensors(once, (example.args, example.kwargs))
     return Example(args=args, kwargs=kwargs)
 
 
@@ -115,3 +115,41 @@ def filled_like(tensor: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         target, values = target.narrow(dim, 0, 1), values.narrow(dim, 0, 1)
     target.copy_(values)
     return made
+
+
+Named = Sequence[tuple[str, Any]]
+"""Leaves of the pair ``(args, kwargs)``, with their paths."""
+
+
+def container_changes(before: Named, after: Named) -> Iterator[tuple[str, str, Any]]:
+    """What was ``added`` or ``replaced``: the name of its place, the word, and what is there now.
+
+    Items taken out are not told: a model may use up the dict it is given.
+    """
+    then = dict(before)
+    for path, leaf in after:
+        if path not in then:
+            yield argument_name(path), "added", leaf
+        elif leaf is not then[path]:
+            yield argument_name(path), "replaced", leaf
+
+
+_PLAIN = bool | int | float | complex | str | bytes | range | torch.dtype | torch.device | torch.Size | None
+
+
+def is_opaque(leaf: Any) -> bool:
+    """Whether a leaf is an object to look into: no tensor, and no plain value that ``==`` compares."""
+    return not isinstance(leaf, torch.Tensor | _PLAIN)
+
+
+def opaque_arguments(examples: Iterable[Example]) -> dict[str, Any]:
+    """The opaque objects among the arguments, each once, by name: ``args[1]``, ``kwargs['cache']``."""
+    found: dict[str, Any] = {}
+    for example in examples:
+        named = [(f"args{path}", leaf) for path, leaf in pytree.named_leaves(example.args)]
+        named += [(f"kwargs{path}", leaf) for path, leaf in pytree.named_leaves(example.kwargs)]
+        for name, leaf in named:
+            if is_opaque(leaf) and all(leaf is not other for other in found.values()):
+                # Examples of several batch sizes may hold an object each in the same place.
+                found[name if name not in found else f"{name} no. {len(found) + 1}"] = leaf
+    return found

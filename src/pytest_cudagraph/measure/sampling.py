@@ -7,14 +7,40 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from pytest_cudagraph import stats
-from pytest_cudagraph.measure.repeats import TooCoarse, settle_inner_calls
-from pytest_cudagraph.measure.timer import ArmName, Timer
-from pytest_cudagraph.measure.vetting import Vetting
-from pytest_cudagraph.measure.warmup import WINDOW
+from pytest_cudagraph.measure.timer import WINDOW, ArmName, ClockTooCoarse, Timer, calibrate_inner_calls
 from pytest_cudagraph.protocols import StoppingRule
-from pytest_cudagraph.stopping import FixedTimeRule
+from pytest_cudagraph.stats import FixedTimeRule, summaries
 from pytest_cudagraph.values import Block
+
+Vet = Callable[[], str]
+"""Says what has disturbed the device since it was last asked, empty if nothing did; never asked in a timed interval."""
+
+_PERIOD_NS = 50_000_000
+"""Asking takes about a millisecond per GPU: a fiftieth of the time."""
+
+
+@dataclass(slots=True, kw_only=True)
+class HealthFilter:
+    """Asks now and then, and tells how many of the blocks taken since the last time to throw away."""
+
+    vet: Vet | None = None
+    discarded: int = 0
+    reasons: dict[str, None] = field(default_factory=dict)  # a set that keeps its order
+    _asked_ns: float = 0.0
+
+    def is_due(self, elapsed_ns: float) -> bool:
+        """Whether the blocks that wait can be decided on: at once where nobody vets them."""
+        return self.vet is None or elapsed_ns - self._asked_ns >= _PERIOD_NS
+
+    def passes(self, waiting: int, elapsed_ns: float) -> bool:
+        """Whether the blocks that wait count; those that do not are counted here, with the reason."""
+        self._asked_ns = elapsed_ns
+        found = self.vet() if self.vet is not None else ""
+        if found:
+            self.discarded += waiting
+            self.reasons[found] = None
+        return not found
+
 
 Progress = Callable[[float, float], None]
 """Told after each block: the time spent so far and the hard bound, in ns. Never called inside a timed interval."""
@@ -54,12 +80,12 @@ class Sampling:
     """Replaced by one that decides nothing where the clock is too coarse for a verdict."""
     rng: random.Random
     warm_ns: Mapping[ArmName, Sequence[float]]
-    vetting: Vetting = field(default_factory=Vetting)
+    vetting: HealthFilter = field(default_factory=HealthFilter)
     waiting: list[_Taken] = field(default_factory=list)
     """Taken since the device was last asked after; they count once it is known to have been well."""
     blocks: list[Block] = field(default_factory=list)
     samples_ns: dict[ArmName, list[float]] = field(init=False)
-    too_coarse: TooCoarse | None = field(init=False)
+    too_coarse: ClockTooCoarse | None = field(init=False)
     quads: int = field(init=False)
     expected_ns: dict[bool, float] = field(init=False)
     """How long a quad (True) and a lone sample (False) took last."""
@@ -67,7 +93,7 @@ class Sampling:
     def __post_init__(self) -> None:
         self.samples_ns = {name: [] for name in self.warm_ns}
         level_ns = {name: min(samples[-WINDOW:]) for name, samples in self.warm_ns.items()}
-        self.too_coarse = settle_inner_calls(self.timer, level_ns)
+        self.too_coarse = calibrate_inner_calls(self.timer, level_ns)
         if self.too_coarse and self.rule.target_ratio is not None:
             self.rule = FixedTimeRule()
         repeats, prepare_ns = self.timer.inner_calls, self.timer.prepare_ns
@@ -117,7 +143,8 @@ class Sampling:
         block = None
         if block_ns["eager"] and (whole or not (self.blocks or self.waiting)):
             block = Block(
-                eager_ns=stats.quantile(block_ns["eager"], 0.25), replay_ns=stats.quantile(block_ns["replay"], 0.25)
+                eager_ns=summaries.quantile(block_ns["eager"], 0.25),
+                replay_ns=summaries.quantile(block_ns["replay"], 0.25),
             )
         self.waiting.append(_Taken(block, block_ns))
         return whole

@@ -1,28 +1,19 @@
-"""The story of a run, stage by stage, without a word of pytest."""
+"""The run of one model, stage by stage. Knows nothing of pytest."""
 
-from pytest_cudagraph.pipeline.bench import Bench, Progress, open_bench
-from pytest_cudagraph.pipeline.ending import Collected, Ending, end_run, header_lines
-from pytest_cudagraph.pipeline.graphs import CompiledModel, Graphs
-from pytest_cudagraph.pipeline.revisions import AgainstBase, Command, compare_revisions
-from pytest_cudagraph.pipeline.story import Story, tell
-from pytest_cudagraph.pipeline.subject import make_subject, nothing_judged, run_once
+from pytest_cudagraph.pipeline.device_context import DeviceContext, open_device_context
+from pytest_cudagraph.pipeline.model_run import ModelRun, run_stages
+from pytest_cudagraph.pipeline.prepared_model import nothing_judged, prepare_model, run_once
+from pytest_cudagraph.pipeline.stage_objects import CompiledModel, Graphs
 
 __all__ = [
-    "AgainstBase",
-    "Bench",
-    "Collected",
-    "Command",
     "CompiledModel",
-    "Ending",
+    "DeviceContext",
     "Graphs",
-    "Progress",
-    "Story",
-    "compare_revisions",
-    "end_run",
-    "header_lines",
-    "make_subject",
+    "ModelRun",
+    "ShowProgress",
     "nothing_judged",
-    "open_bench",
+    "open_device_context",
+    "prepare_model",
     "run_once",
-    "tell",
+    "run_stages",
 ]

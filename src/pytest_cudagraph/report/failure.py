@@ -1,12 +1,145 @@
-"""The message of a failing test: allowed and found, the evidence, the device, the remedy."""
+"""The message of a failing test, with the marker that would accept it; the marker that a measurement supports."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
-from pytest_cudagraph.report.accepting import acceptances
-from pytest_cudagraph.report.header import device_text
-from pytest_cudagraph.values import BatchReport, GraphReport, Judgement, Verdict
+from pytest_cudagraph.report.table import UNTIMED, device_text
+from pytest_cudagraph.units import factor_text
+from pytest_cudagraph.values import BatchReport, GateName, GraphReport, Judgement, MinSource, Timing, Verdict
+
+
+def accept_hints(report: GraphReport, missed: Sequence[Judgement]) -> list[str]:
+    """``to accept: @pytest.mark.graph_speedup(min={1: 1.85, 8: 1.20})``, and the like for kernels and another revision.
+
+    One line per setting, since a second marker for the same key would not be heard. A gate that some batch size cannot
+    pass by any setting has none.
+    """
+    lines = [_speedup_line(report)] if any(each.gate == "speedup" for each in missed) else []
+    kernels = _largest(missed, "structure")
+    if kernels is not None:
+        marker = f"@pytest.mark.graph_speedup(max_new_kernels={kernels:g})"
+        lines.append(f"to accept: {marker}, or {report.update_option}")
+    slowdown = _largest(missed, "base")
+    if slowdown is not None:
+        lines.append(f"to accept: --cudagraph-base-slowdown={slowdown:.2f}")
+    return [line for line in lines if line]
+
+
+def _largest(missed: Iterable[Judgement], gate: GateName) -> float | None:
+    return max((each.accept for each in missed if each.gate == gate and each.accept is not None), default=None)
+
+
+def _speedup_line(report: GraphReport) -> str:
+    """Every batch size is in it: one that is left out of a mapping would no longer be measured."""
+    least: dict[int, float] = {}
+    accepted: list[float] = []
+    for batch in report.batches:
+        judgement = next((each for each in batch.judgements if each.gate == "speedup"), None)
+        accept = judgement.accept if judgement else None
+        if judgement is not None and judgement.verdict is Verdict.FAILED and accept is None:
+            return ""
+        accepted += [] if accept is None else [accept]
+        value = batch.min_speedup if accept is None else accept
+        least |= {} if value is None else {batch.batch_size: value}
+    return f"to accept: {min_line(least, report.min_source)}" if accepted else ""
+
+
+def min_line(least: Mapping[int, float], source: MinSource) -> str:
+    """What to write, and where, for these least speedups to be asked for: where ``source`` says that it is decided."""
+    argument = _min_text(least, source)
+    if source.place == "argument":
+        return f"min_speedup={argument} in the call: its argument overrides markers"
+    marker = f"@pytest.mark.graph_speedup(min={argument})"
+    return f"{marker} in place of the marker that asks for more" if source.place == "marker" else marker
+
+
+def _min_text(least: Mapping[int, float], source: MinSource) -> str:
+    values = {size: _number_text(value) for size, value in sorted(least.items())}
+    if len(set(values.values())) == 1 and not source.is_mapping:
+        return next(iter(values.values()))
+    return f"{{{', '.join(f'{size}: {value}' for size, value in values.items())}}}"
+
+
+def _number_text(value: float) -> str:
+    """Two decimals, and more only where the value has them: what was asked for is not to be made stricter."""
+    text = f"{value:.2f}"
+    return text if abs(float(text) - value) < 1e-9 else f"{value:g}"
+
+
+_ROOM = 0.03
+"""Speedups of a CPU-bound eager arm wander by this much between sessions (docs/statistics.md)."""
+
+_STEP = 0.05
+
+
+def suggestions(reports: Iterable[GraphReport]) -> list[str]:
+    """``suggest: test_a.py::test_a: @pytest.mark.graph_speedup(min={1: 1.85, 8: 1.2})``, or why there is none.
+
+    The least speedup of each batch size is the lower bound of its 95 % interval, less the noise between blocks or the
+    room that sessions need, whichever is more, rounded down to 0.05. Without evidence for each of its batch sizes a
+    test gets none: one number would hold for all of them, and what a mapping leaves out is no longer measured.
+    """
+    found = {report.name: _why_not(report) or _suggestion(report) for report in reports}
+    return [f"suggest: {name}: {text}" for name, text in found.items()]
+
+
+def _suggestion(report: GraphReport) -> str:
+    least = {batch.batch_size: _least_speedup(batch.timing) for batch in report.batches if batch.timing}
+    # In place of whatever marker it has: only an argument would override it.
+    source = replace(report.min_source, place="setting") if report.min_source.place == "marker" else report.min_source
+    return min_line(least, source)
+
+
+def _least_speedup(timing: Timing) -> float:
+    noise = max(timing.noise_ratio, _ROOM)
+    # The lower bound of what is noise alone is 0 times infinity.
+    left = timing.speedup.low * (1 - noise) if math.isfinite(noise) else 0.0
+    return math.floor(left / _STEP + 1e-9) * _STEP
+
+
+def _why_not(report: GraphReport) -> str:
+    if report.verdict in UNTIMED or not report.batches:
+        return f"nothing, for it is {report.verdict.value.replace('-', ' ')}"
+    return next((reason for batch in report.batches if (reason := _unjudged(batch))), "") or _unproven(report)
+
+
+def _unjudged(batch: BatchReport) -> str:
+    judgement = _judgement(batch)
+    if judgement is None or batch.timing is None:
+        return "nothing, for it was not measured"
+    return f"nothing, for {judgement.reason}" if judgement.verdict.value == "not-judged" else ""
+
+
+def _judgement(batch: BatchReport) -> Judgement | None:
+    return next((each for each in batch.judgements if each.gate == "speedup"), None)
+
+
+def _unproven(report: GraphReport) -> str:
+    sizes: dict[str, list[str]] = {}
+    for batch in report.batches:
+        reason = _no_evidence(batch)
+        if reason:
+            sizes.setdefault(reason, []).append(str(batch.batch_size))
+    found = [f"batch {', '.join(found)}: {reason}" for reason, found in sizes.items()]
+    return f"nothing, for {'; '.join(found)}" if found else ""
+
+
+def _no_evidence(batch: BatchReport) -> str:
+    timing, judgement = batch.timing, _judgement(batch)
+    if timing is None or judgement is None:
+        return ""
+    if timing.speedup.low <= 0:
+        return "too few blocks for a lower bound; give a larger --cudagraph-time-budget"
+    if judgement.verdict is Verdict.INCONCLUSIVE and timing.decision != "open":
+        # The evidence had decided, and something on the device spoke against it.
+        return judgement.reason
+    if _least_speedup(timing) <= 0:
+        return f"the lower bound of its speedup, less the noise, is below {factor_text(_STEP)}"
+    return ""
+
 
 _SHOWN = 4
 """Batch sizes told in full: with evidence they fill a screen."""
@@ -29,7 +162,7 @@ def failure_text(report: GraphReport) -> str:
     if report.device is not None:
         lines.append(_INDENT + device_text(report.device))
     remedies = [line for judgement in model for line in judgement.remedy.splitlines()] + _remedies(told)
-    remedies += acceptances(report, [judgement for batch in batches for judgement in _missed(batch, report)])
+    remedies += accept_hints(report, [judgement for batch in batches for judgement in _missed(batch, report)])
     remedies += _more([*model, *(judgement for judgements in told.values() for judgement in judgements)])
     return "\n".join([*lines, *(_INDENT + remedy for remedy in dict.fromkeys(remedies))])
 

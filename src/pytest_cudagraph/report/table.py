@@ -9,9 +9,31 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pytest_cudagraph.report.columns import MAX_WIDTH, Column, fits, grid, printable
-from pytest_cudagraph.report.header import device_text
 from pytest_cudagraph.units import factor_text, latency_text, plural
-from pytest_cudagraph.values import Agreement, BatchReport, GraphReport, Interval, Latency, SavedBatch, Verdict
+from pytest_cudagraph.values import (
+    Agreement,
+    BatchReport,
+    DeviceInfo,
+    GraphReport,
+    Interval,
+    Latency,
+    SavedBatch,
+    Verdict,
+)
+
+
+def device_text(device: DeviceInfo) -> str:
+    """``NVIDIA H200, driver 580.159, torch 2.11.0``; a CPU is called one: ``cpu: AMD EPYC 9B45, torch 2.13.0``."""
+    name = f"cpu: {device.name}" if device.kind == "cpu" else device.name
+    driver = f", driver {device.driver}" if device.driver else ""
+    return f"{name}{driver}, torch {device.torch}"
+
+
+def header(device: DeviceInfo, *, baseline: str, min_speedup: float, judged: bool) -> str:
+    """The line above the tests; ``judged`` is false in a rehearsal, where speed is shown and not gated."""
+    gate = f"gate {factor_text(min_speedup)}" if judged else "rehearsal: speed is not judged"
+    return f"cudagraph: {device_text(device)}; baseline {baseline}; {gate}"
+
 
 UNTIMED = (Verdict.WRONG, Verdict.NOT_CAPTURED)
 """Verdicts whose timings say nothing, and are not shown: what was timed is not the model."""

@@ -11,8 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pytest_cudagraph.settings.case import CallSettings, Case, make_case
-    from pytest_cudagraph.settings.marks import MarkSettings, read_marks
-    from pytest_cudagraph.settings.names import FIXTURES, MARK, MARK_HELP, concerns_plugin, uses_plugin
+    from pytest_cudagraph.settings.marks import (
+        FIXTURES,
+        MARK,
+        MARK_HELP,
+        MarkSettings,
+        concerns_plugin,
+        read_marks,
+        uses_plugin,
+    )
     from pytest_cudagraph.settings.options import OPTIONS, Option, Settings, add_options, read_settings
 
 __all__ = [
@@ -35,8 +42,7 @@ __all__ = [
 
 _HOMES = {
     "case": ("CallSettings", "Case", "make_case"),
-    "marks": ("MarkSettings", "read_marks"),
-    "names": ("FIXTURES", "MARK", "MARK_HELP", "concerns_plugin", "uses_plugin"),
+    "marks": ("FIXTURES", "MARK", "MARK_HELP", "MarkSettings", "concerns_plugin", "read_marks", "uses_plugin"),
     "options": ("OPTIONS", "Option", "Settings", "add_options", "read_settings"),
 }
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_cudagraph.settings.names import FIXTURES, MARK, uses_plugin
 from pytest_cudagraph.settings.options import COMPILE_MODES, DEVICES, DeviceOption
 from pytest_cudagraph.settings.parsing import (
     distinct_sizes,
@@ -22,6 +21,27 @@ from pytest_cudagraph.settings.parsing import (
 
 if TYPE_CHECKING:
     from pytest_cudagraph.values import CompileMode
+
+MARK = "graph_speedup"
+FIXTURES = frozenset(
+    {"cudagraph", "compile_model", "capture_graphs", "assert_replay_close", "measure_speedup", "perf_monitor"}
+)
+
+MARK_HELP = (
+    f"{MARK}(min=1.15 | {{batch: min}}, *, max_slowdown, max_new_kernels, batch_sizes, compile, device, rtol, atol, "
+    "time_budget): gate the CUDA graph of the model that the test hands to the cudagraph fixtures"
+)
+
+
+def uses_plugin(item: pytest.Item) -> bool:
+    """Whether a test asks for one of our fixtures."""
+    return not FIXTURES.isdisjoint(getattr(item, "fixturenames", ()))
+
+
+def concerns_plugin(item: pytest.Item) -> bool:
+    """Whether a test uses the plugin, or is marked as if it did."""
+    return uses_plugin(item) or item.get_closest_marker(MARK) is not None
+
 
 MARK_PARSERS: dict[str, Callable[[Any], Any]] = {
     "min": min_speedups,

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from pytest_cudagraph.state.memory import Layout, SavedStorage, has_bits, layout_of, same_bits, tensor_at
+from pytest_cudagraph.state.storages import SavedStorage, TensorLayout, has_bits, layout_of, same_bits, tensor_at
 from pytest_cudagraph.state.walk import View, look_at
 
 Extras = Mapping[str, Any] | Iterable[Any]
@@ -42,7 +42,7 @@ class _Held:
 
     tensor: torch.Tensor
     alias: torch.Tensor
-    layout: Layout
+    layout: TensorLayout
     requires_grad: bool
 
 
@@ -124,7 +124,7 @@ class Snapshot:
 
     def _tensor_changes(self, now: View) -> tuple[tuple[str, ...], tuple[str, ...]]:
         touched = {address for address, saved in self._storages.items() if saved.changed}
-        written: dict[Layout, str] = {}
+        written: dict[TensorLayout, str] = {}
         rebound: list[str] = []
         for name, held in self._held.items():
             if name not in now.tensors:
@@ -135,7 +135,7 @@ class Snapshot:
                 written[held.layout] = name
         return tuple(written.values()), tuple(rebound)
 
-    def _is_same(self, layout: Layout) -> bool:
+    def _is_same(self, layout: TensorLayout) -> bool:
         saved = self._storages[layout.address]
         return same_bits(layout, saved.storage, saved.copy.untyped_storage())
 
@@ -189,7 +189,7 @@ def _saved_storages(tensors: Iterable[torch.Tensor]) -> dict[int, SavedStorage]:
 
 def _once(view: View) -> dict[str, torch.Tensor]:
     """Without the second names of tied tensors."""
-    seen: set[Layout | int] = set()
+    seen: set[TensorLayout | int] = set()
     found: dict[str, torch.Tensor] = {}
     for name, tensor in view.tensors.items():
         key = layout_of(tensor) if has_bits(tensor) else id(tensor)

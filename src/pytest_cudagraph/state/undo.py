@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from pytest_cudagraph import leaves
+from pytest_cudagraph import pytree
 from pytest_cudagraph.errors import CudagraphError
 from pytest_cudagraph.protocols import Backend, Model
 from pytest_cudagraph.state.snapshot import Extras, Snapshot
@@ -64,7 +64,7 @@ class Undo:
         changes = self._snapshot.changes()
         left = [*changes.written, *changes.rebound, *changes.added, *changes.removed, *changes.python]
         left += changes.training
-        before, after = leaves.tensors_in(self._rng), leaves.tensors_in(self._backend.rng_state())
+        before, after = pytree.tensors_in(self._rng), pytree.tensors_in(self._backend.rng_state())
         if not all(torch.equal(one, other) for one, other in zip(before, after, strict=True)):
             left.append("the random generators")
         if left:

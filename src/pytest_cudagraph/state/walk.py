@@ -30,7 +30,7 @@ from pytest_cudagraph.state.frames import (
     slot_names,
     slots_of,
 )
-from pytest_cudagraph.state.memory import is_addressable
+from pytest_cudagraph.state.storages import is_addressable
 
 _MAX_DEPTH = 8
 """Containers within containers below a module. A cache is 4 deep; deeper ones are data, not state."""

@@ -4,13 +4,19 @@ Every class here is frozen and dry: no torch, no pytest, no behaviour beyond a d
 nanoseconds (``_ns``), memory in bytes (``_bytes``), ratios are plain factors (``_ratio``): 1.15 means 15 % faster.
 """
 
-from pytest_cudagraph.values.code import Finding, Level, Site
+from pytest_cudagraph.values.evidence import Agreement, Disagreement, Finding, Level, Receipt, Site
 from pytest_cudagraph.values.machine import DeviceInfo, Kind
-from pytest_cudagraph.values.proof import Agreement, Disagreement, Receipt
-from pytest_cudagraph.values.reports import BatchReport, CompileMode, GraphReport, MinSource
+from pytest_cudagraph.values.reports import (
+    BatchReport,
+    CompileMode,
+    GateName,
+    GraphReport,
+    Judgement,
+    MinSource,
+    Verdict,
+)
 from pytest_cudagraph.values.saved import BaseComparison, Comparison, NoBaseline, SavedBatch, Session
-from pytest_cudagraph.values.timing import Block, Decision, Interval, Latency, Timing, Weighed
-from pytest_cudagraph.values.verdicts import GateName, Judgement, Verdict
+from pytest_cudagraph.values.timings import Block, Decision, Interval, Latency, Timing, UndecidedState
 
 __all__ = [
     "Agreement",
@@ -37,6 +43,6 @@ __all__ = [
     "Session",
     "Site",
     "Timing",
+    "UndecidedState",
     "Verdict",
-    "Weighed",
 ]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pytest_cudagraph.values.machine import DeviceInfo
-from pytest_cudagraph.values.timing import Interval, Latency
+from pytest_cudagraph.values.timings import Interval, Latency
 
 Comparison = Literal["same", "faster", "slower", "uncertain", "new", "not-comparable", "off"]
 """A measurement beside the saved baseline; ``off``: no comparison was wanted."""

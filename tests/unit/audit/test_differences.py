@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_cudagraph.audit.differences import differences
-from pytest_cudagraph.audit.trace import Operation, Outside, Trace
+from pytest_cudagraph.audit.trace import OutsideMemory, Trace, TracedOperation, differences
 from pytest_cudagraph.values import Site
 
 LINE = Site(file="net.py", line=7)
@@ -13,13 +12,13 @@ OTHER_LINE = Site(file="net.py", line=9)
 
 
 def operation(name="aten.mul.Tensor", *, scalars=(), shapes=((2, 4),), reads=(), site=LINE):
-    return Operation(
+    return TracedOperation(
         name=name, scalars=scalars, shapes=shapes, reads=reads, writes=(), site=site, refused=None, draws=False
     )
 
 
 def outside(origin, storage, name="cache"):
-    return Outside(origin=origin, name=name, storage=storage)
+    return OutsideMemory(origin=origin, name=name, storage=storage)
 
 
 def found(first, second):

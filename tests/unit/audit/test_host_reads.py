@@ -9,16 +9,16 @@ import pytest
 import torch
 from torch import nn
 
-from pytest_cudagraph.audit.host_reads import HostReads, as_if_capturing
+from pytest_cudagraph.audit.host_calls import HostCallWatch, as_if_capturing
 
 X = torch.ones(2, 2)
 
 
 def sighted(call, *, on_gpu=False):
-    reads = HostReads(on_gpu=on_gpu)
+    reads = HostCallWatch(on_gpu=on_gpu)
     with reads.watching():
         call()
-    return [(sighting.id, sighting.operation, sighting.level) for sighting in reads.sightings]
+    return [(sighting.id, sighting.operation, sighting.level) for sighting in reads.host_calls]
 
 
 SEEN = {
@@ -62,10 +62,10 @@ def test_what_is_no_read_of_the_host_is_passed_over(name):
 
 
 def test_a_sighting_points_at_the_line():
-    reads = HostReads(on_gpu=False)
+    reads = HostCallWatch(on_gpu=False)
     with reads.watching():
         X.tolist()
-    (sighting,) = reads.sightings
+    (sighting,) = reads.host_calls
     assert sighting.site.file == __file__
     assert sighting.site.function == "test_a_sighting_points_at_the_line"
 
@@ -105,7 +105,7 @@ def test_other_threads_are_not_the_models():
 
 def test_everything_is_put_back_after_an_exception():
     before = dict(vars(torch.Tensor)), torch.tensor, nn.Module.__setattr__
-    with pytest.raises(ValueError, match="stop"), HostReads(on_gpu=False).watching():
+    with pytest.raises(ValueError, match="stop"), HostCallWatch(on_gpu=False).watching():
         raise ValueError("stop")
     assert (dict(vars(torch.Tensor)), torch.tensor, nn.Module.__setattr__) == before
 

@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from pytest_cudagraph.audit.host_reads import HostReads
-from pytest_cudagraph.audit.judge import Judge
-from pytest_cudagraph.audit.operators import Operators
+from pytest_cudagraph.audit.host_calls import HostCallWatch
+from pytest_cudagraph.audit.rule_checks import Operators, RuleChecker
 
 aten = torch.ops.aten
 HOST = torch.ones(3)
@@ -28,14 +27,14 @@ def on_gpu():
 
 
 def sighted(call):
-    reads = HostReads(on_gpu=True)
+    reads = HostCallWatch(on_gpu=True)
     with reads.watching():
         try:
             call()
         # What is asked of a tensor without values fails; what was seen before that is what counts.
         except Exception:
-            return [(sighting.id, sighting.operation) for sighting in reads.sightings]
-    return [(sighting.id, sighting.operation) for sighting in reads.sightings]
+            return [(sighting.id, sighting.operation) for sighting in reads.host_calls]
+    return [(sighting.id, sighting.operation) for sighting in reads.host_calls]
 
 
 @pytest.mark.parametrize(
@@ -77,7 +76,7 @@ def test_a_number_made_on_the_gpu_is_copied_there(on_gpu):
 
 
 def test_a_branch_on_is_cuda_is_taken_as_it_is_there(on_gpu):
-    reads = HostReads(on_gpu=True)
+    reads = HostCallWatch(on_gpu=True)
     x = on_gpu(1)
     with reads.watching():
         taken = "gpu" if x.is_cuda else "host"
@@ -86,7 +85,7 @@ def test_a_branch_on_is_cuda_is_taken_as_it_is_there(on_gpu):
 
 
 def judged(func, *args, kind="cuda"):
-    judge = Judge(SimpleNamespace(kind=kind), ())
+    judge = RuleChecker(SimpleNamespace(kind=kind), ())
     given = [arg for arg in args if isinstance(arg, torch.Tensor)]
     found, site = judge.judge(Operators().learn(func), args, {}, given)
     assert site is None

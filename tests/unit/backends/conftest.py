@@ -10,8 +10,8 @@ import pytest
 import torch
 from tests.fake_cuda import FakeCuda
 
-from pytest_cudagraph import sources
-from pytest_cudagraph.backends.cuda import CudaBackend, quiet
+from pytest_cudagraph.backends.cuda import CudaBackend, gpu
+from pytest_cudagraph.sources import user_lines
 
 
 @pytest.fixture
@@ -23,15 +23,15 @@ def no_collections(monkeypatch):
 @pytest.fixture
 def fake_is_no_users_code(monkeypatch):
     """What refuses on a GPU is C++ without a frame; the frames of the fake must not count as a user's."""
-    is_user_file = sources._is_user_file
-    monkeypatch.setattr(sources, "_is_user_file", lambda name: "fake_cuda" not in name and is_user_file(name))
+    is_user_file = user_lines._is_user_file
+    monkeypatch.setattr(user_lines, "_is_user_file", lambda name: "fake_cuda" not in name and is_user_file(name))
 
 
 @pytest.fixture
 def one_thread(monkeypatch):
     """Compilers that other tests used may have left threads behind."""
     monkeypatch.setattr(threading, "active_count", lambda: 1)
-    monkeypatch.setattr(quiet, "sys", SimpleNamespace(_current_frames=lambda: {1: None}))
+    monkeypatch.setattr(gpu, "sys", SimpleNamespace(_current_frames=lambda: {1: None}))
 
 
 @pytest.fixture

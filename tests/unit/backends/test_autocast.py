@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from pytest_cudagraph.backends.autocast import uncached_autocast
+from pytest_cudagraph.backends.capture_mode import uncached_autocast
 
 
 def test_without_autocast_the_setting_that_guards_compiled_code_is_not_touched():

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from pytest_cudagraph import leaves
+from pytest_cudagraph import pytree
 from pytest_cudagraph.backends.cpu import CpuBackend
 
 
@@ -117,7 +117,7 @@ MODELS = {
 
 
 def same_bits(found, wanted):
-    pairs = zip(leaves.tensors_in(found), leaves.tensors_in(wanted), strict=True)
+    pairs = zip(pytree.tensors_in(found), pytree.tensors_in(wanted), strict=True)
     return all(torch.equal(a, b) and a.stride() == b.stride() for a, b in pairs)
 
 

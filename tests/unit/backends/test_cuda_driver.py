@@ -4,9 +4,8 @@ import ctypes
 
 import pytest
 
-from pytest_cudagraph.backends.cuda import driver
-from pytest_cudagraph.backends.cuda.driver import DriverLibrary, KernelParams, load_driver
-from pytest_cudagraph.backends.cuda.nodes import count_nodes
+from pytest_cudagraph.backends.cuda import nodes
+from pytest_cudagraph.backends.cuda.nodes import DriverLibrary, KernelParams, count_nodes, load_driver
 
 GRAPH, CHILD_GRAPH = 0x7F0000000010, 0x7F0000000020
 NODES = {GRAPH: [1, 2, 3, 4, 5], CHILD_GRAPH: [6]}
@@ -112,10 +111,10 @@ def test_the_parameters_of_a_kernel_node_lie_where_cuda_h_puts_them():
 
 
 def test_a_machine_without_the_driver_has_none(monkeypatch):
-    monkeypatch.setattr(driver, "_LIBRARY", "libthere-is-no-such.so.1")
+    monkeypatch.setattr(nodes, "_LIBRARY", "libthere-is-no-such.so.1")
     assert load_driver() is None
 
 
 def test_the_library_of_the_machine_is_loaded_where_it_is(monkeypatch):
-    monkeypatch.setattr(driver, "_LIBRARY", None)  # this very process, as a library that is there
+    monkeypatch.setattr(nodes, "_LIBRARY", None)  # this very process, as a library that is there
     assert isinstance(load_driver(), DriverLibrary)

@@ -10,11 +10,10 @@ import torch
 from tests.fake_cuda import REFUSED, FakeCuda, FakeStream
 
 from pytest_cudagraph.backends import open_backend
-from pytest_cudagraph.backends.cuda import CudaBackend, diagnosis, recovery
-from pytest_cudagraph.backends.cuda.gpu import Gpu
+from pytest_cudagraph.backends.cuda import CudaBackend, recording, refusals
+from pytest_cudagraph.backends.cuda.gpu import Gpu, quiet_gc
 from pytest_cudagraph.backends.cuda.nodes import NO_COUNTER, NOT_KEPT, Bindings, NodeCount, count_nodes, load_bindings
-from pytest_cudagraph.backends.cuda.ownership import own_outputs
-from pytest_cudagraph.backends.cuda.quiet import quiet_collector
+from pytest_cudagraph.backends.cuda.pool import own_outputs
 from pytest_cudagraph.errors import CaptureRefusal, InputError
 
 pytestmark = pytest.mark.usefixtures("no_collections", "fake_is_no_users_code")
@@ -54,8 +53,8 @@ def test_the_current_stream_waits_for_an_earlier_one_only_if_that_is_another(cud
 
 
 def test_a_torch_that_cannot_be_watched_safely_names_no_operation(pool, monkeypatch):
-    monkeypatch.setattr(diagnosis, "TorchDispatchMode", object)
-    monkeypatch.setattr(diagnosis, "_has_compiled", lambda: True)
+    monkeypatch.setattr(refusals, "TorchDispatchMode", object)
+    monkeypatch.setattr(refusals, "_has_compiled", lambda: True)
     calls = []
 
     def model(x):
@@ -72,16 +71,16 @@ def test_a_torch_that_cannot_be_watched_safely_names_no_operation(pool, monkeypa
 
 
 def test_an_older_torch_that_has_compiled_nothing_is_watched_all_the_same(pool, monkeypatch):
-    monkeypatch.setattr(diagnosis, "TorchDispatchMode", object)
-    monkeypatch.setattr(diagnosis, "_has_compiled", lambda: False)
+    monkeypatch.setattr(refusals, "TorchDispatchMode", object)
+    monkeypatch.setattr(refusals, "_has_compiled", lambda: False)
     with pytest.raises(CaptureRefusal) as raised:
         capture(pool, reads_a_scalar)
     assert raised.value.operation.startswith("aten.")
 
 
 def test_a_torch_that_compiled_code_outlives_a_watch_of_is_watched_whatever_it_has_compiled(pool, monkeypatch):
-    monkeypatch.setattr(diagnosis, "TorchDispatchMode", SimpleNamespace(ignore_compile_internals=True))
-    monkeypatch.setattr(diagnosis, "_has_compiled", lambda: True)
+    monkeypatch.setattr(refusals, "TorchDispatchMode", SimpleNamespace(ignore_compile_internals=True))
+    monkeypatch.setattr(refusals, "_has_compiled", lambda: True)
     with pytest.raises(CaptureRefusal) as raised:
         capture(pool, reads_a_scalar)
     assert raised.value.operation.startswith("aten.")
@@ -97,8 +96,8 @@ def test_a_torch_that_compiled_code_outlives_a_watch_of_is_watched_whatever_it_h
     ],
 )
 def test_whether_anything_was_compiled_is_told_by_dynamos_own_count(monkeypatch, modules, has_compiled):
-    monkeypatch.setattr(diagnosis, "sys", SimpleNamespace(modules=modules))
-    assert diagnosis._has_compiled() is has_compiled
+    monkeypatch.setattr(refusals, "sys", SimpleNamespace(modules=modules))
+    assert refusals._has_compiled() is has_compiled
 
 
 def test_a_diagnosis_in_which_the_model_raises_still_names_what_came_first():
@@ -106,7 +105,7 @@ def test_a_diagnosis_in_which_the_model_raises_still_names_what_came_first():
         torch.ones(2).sum().item()
         raise KeyError("later")
 
-    found = diagnosis.diagnose(call, lambda: 0)
+    found = refusals.diagnose(call, lambda: 0)
     assert found.hazard == "host-sync"
     assert found.site.line == call.__code__.co_firstlineno + 1
 
@@ -145,7 +144,7 @@ def test_the_allocators_binding_is_found_under_either_name_also_where_torch_cuda
 
 def test_a_torch_without_the_binding_says_that_it_cannot_capture_any_more(cuda, pool, monkeypatch):
     monkeypatch.setattr(cuda, "memory", SimpleNamespace())
-    for name in (*recovery._END_ALLOCATION, *recovery._RELEASE):
+    for name in (*recording._END_ALLOCATION, *recording._RELEASE):
         monkeypatch.delattr(torch._C, name, raising=False)
     with pytest.raises(CaptureRefusal, match=r"^operation not permitted"):
         capture(pool, reads_a_scalar)
@@ -169,7 +168,7 @@ def test_a_frozen_heap_leaves_the_collector_as_it_was(monkeypatch, is_enabled):
     monkeypatch.setattr(gc, "get_freeze_count", lambda: 12)
     (gc.enable if is_enabled else gc.disable)()
     try:
-        with quiet_collector():
+        with quiet_gc():
             assert not gc.isenabled()
         assert gc.isenabled() is is_enabled
     finally:

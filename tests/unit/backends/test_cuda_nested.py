@@ -7,7 +7,7 @@ from types import ModuleType
 import pytest
 from tests.fake_cuda import FakeTreeManager
 
-from pytest_cudagraph.backends.cuda.nested import no_graphs_inside
+from pytest_cudagraph.backends.cuda.recording import no_graphs_inside
 from pytest_cudagraph.backends.cuda.refusals import refusal_of
 from pytest_cudagraph.errors import CaptureRefusal
 

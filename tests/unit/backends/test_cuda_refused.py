@@ -7,7 +7,7 @@ import pytest
 import torch
 from tests.fake_cuda import ECHO, REFUSED, UNDERWAY, FakeCuda
 
-from pytest_cudagraph.backends.cuda import CudaBackend, recovery
+from pytest_cudagraph.backends.cuda import CudaBackend, recording
 from pytest_cudagraph.backends.cuda.refusals import refusal_of, text_of
 from pytest_cudagraph.errors import CaptureRefusal, InputError
 
@@ -195,10 +195,10 @@ def test_a_process_that_cannot_be_recovered_says_so_at_the_next_capture(cuda, po
 
 
 def test_a_graph_whose_capture_never_ended_lives_on(cuda, pool):
-    before = len(recovery._NEVER_ENDED)
+    before = len(recording._NEVER_ENDED)
     with pytest.raises(CaptureRefusal):
         capture(pool, reads_a_scalar, torch.ones(2))
-    assert len(recovery._NEVER_ENDED) == before + 1
+    assert len(recording._NEVER_ENDED) == before + 1
 
 
 def test_autocast_caches_again_after_a_refused_capture(pool):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from tests.fake_cuda import FakeCuda, FakeStream
 
-from pytest_cudagraph.backends.cuda import CudaBackend, quiet
+from pytest_cudagraph.backends.cuda import CudaBackend, gpu
 from pytest_cudagraph.errors import CaptureRefusal
 
 pytestmark = pytest.mark.usefixtures("no_collections", "fake_is_no_users_code")
@@ -97,23 +97,23 @@ def test_workspaces_are_forgotten_after_a_refused_capture_too(cuda, pool, worksp
 
 
 def test_without_other_threads_the_strictest_mode_is_used(one_thread):
-    assert quiet.capture_error_mode() == "global"
+    assert gpu.capture_error_mode() == "global"
 
 
 def test_threads_of_python_count(one_thread, monkeypatch):
     monkeypatch.setattr(threading, "active_count", lambda: 2)
-    assert quiet.capture_error_mode() == "thread_local"
+    assert gpu.capture_error_mode() == "thread_local"
 
 
 def test_threads_that_threading_did_not_start_count_too(one_thread, monkeypatch):
-    monkeypatch.setattr(quiet.sys, "_current_frames", lambda: {1: None, 2: None})
-    assert quiet.capture_error_mode() == "thread_local"
+    monkeypatch.setattr(gpu.sys, "_current_frames", lambda: {1: None, 2: None})
+    assert gpu.capture_error_mode() == "thread_local"
 
 
 def test_the_watchdogs_of_distributed_count_as_threads(one_thread, monkeypatch):
     monkeypatch.setattr(torch.distributed, "is_available", lambda: True)
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True, raising=False)
-    assert quiet.capture_error_mode() == "thread_local"
+    assert gpu.capture_error_mode() == "thread_local"
 
 
 # Other streams

@@ -10,7 +10,7 @@ from scipy import stats as scipy_stats
 from tests.facts import CPU, H200, latency, saved, sessions, timing
 
 from pytest_cudagraph.baseline import ENOUGH, KEPT, change, continued, history, is_continued, session_of
-from pytest_cudagraph.baseline.sessions import _NORMAL_QUANTILE, _T_QUANTILES, LEAST_SPREAD, PRIOR_SPREAD
+from pytest_cudagraph.baseline.history import _NORMAL_QUANTILE, _T_QUANTILES, LEAST_SPREAD, PRIOR_SPREAD
 from pytest_cudagraph.values import SavedBatch
 
 FIVE = (60.0, 61.0, 59.5, 60.2, 60.6)

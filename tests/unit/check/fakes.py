@@ -6,7 +6,7 @@ import random
 
 import torch
 
-from pytest_cudagraph import leaves
+from pytest_cudagraph import pytree
 from pytest_cudagraph.values import Receipt
 
 
@@ -28,17 +28,17 @@ class FakeGraph:
     def written(self, output):
         """The graph's own buffers, holding ``output``."""
         if self.buffers is None:
-            self.buffers = leaves.map_tensors(lambda tensor: torch.empty_like(tensor), output)
-        found, _ = leaves.flatten(output)
-        held, structure = leaves.flatten(self.buffers)
+            self.buffers = pytree.map_tensors(lambda tensor: torch.empty_like(tensor), output)
+        found, _ = pytree.flatten(output)
+        held, structure = pytree.flatten(self.buffers)
         for own, new in zip(held, found, strict=True):
             if isinstance(own, torch.Tensor):
                 own.copy_(new)
         mixed = [own if isinstance(own, torch.Tensor) else new for own, new in zip(held, found, strict=True)]
-        return leaves.unflatten(structure, mixed)
+        return pytree.unflatten(structure, mixed)
 
     def poison(self):
-        for tensor in leaves.tensors_in(self.buffers):
+        for tensor in pytree.tensors_in(self.buffers):
             tensor.fill_(float("nan") if tensor.dtype.is_floating_point else -77)
 
     def close(self):
@@ -50,7 +50,7 @@ class DoesNothing(FakeGraph):
 
     def __init__(self, model, example_output, **options):
         super().__init__(model, **options)
-        self.buffers = leaves.map_tensors(torch.clone, example_output)
+        self.buffers = pytree.map_tensors(torch.clone, example_output)
 
     def __call__(self, *args, **kwargs):
         self.replays += 1
@@ -95,7 +95,7 @@ class AddsNoise(FakeGraph):
         self.amount = amount
 
     def answer(self, *args, **kwargs):
-        return leaves.map_tensors(self._disturbed, self.model(*args, **kwargs))
+        return pytree.map_tensors(self._disturbed, self.model(*args, **kwargs))
 
     def _disturbed(self, tensor):
         disturbed = tensor.clone()

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pytest_cudagraph.check.compare import Tolerance, compare, furthest, has_nan, rounding_limit, spread
-from pytest_cudagraph.leaves import same_bits
+from pytest_cudagraph.pytree import same_bits
 
 NAN, INF = math.nan, math.inf
 DEFAULT = Tolerance()

@@ -7,7 +7,7 @@ import torch
 from tests.unit.check.fakes import AnswersCapture, FakeBackend, FakeGraph
 from torch import nn
 
-from pytest_cudagraph.check import check_replays, start
+from pytest_cudagraph.check import check_replays, initial_state
 from pytest_cudagraph.inputs import Example
 from pytest_cudagraph.values import Agreement, Disagreement
 
@@ -77,7 +77,7 @@ def test_an_answer_that_changes_after_a_siblings_replays_is_caught(golden):
 
 
 def test_a_copy_that_a_later_replay_writes_to_is_caught(monkeypatch):
-    monkeypatch.setattr(start, "_copy", lambda leaf: leaf)  # as if a graph's buffers had become somebody's copy
+    monkeypatch.setattr(initial_state, "_copy", lambda leaf: leaf)  # as if a graph's buffers had become somebody's copy
     model = linear()
     found = check_one(model, FakeGraph(model))
     assert found.message == (

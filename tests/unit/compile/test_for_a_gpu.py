@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from pytest_cudagraph.compile import aot, keys
+from pytest_cudagraph.compile import aot, cache
 from pytest_cudagraph.errors import CudagraphError
 
 
@@ -72,7 +72,7 @@ def test_a_package_of_one_gpu_is_not_taken_for_one_of_another(monkeypatch):
         torch.cuda, "get_device_name", lambda device: {"cuda:0": "NVIDIA H200"}.get(device, "NVIDIA T4")
     )
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0) if device == "cuda:0" else (7, 5))
-    texts = [keys.machine_text(device) for device in ("cpu", "cuda:0", "cuda:1")]
+    texts = [cache.machine_text(device) for device in ("cpu", "cuda:0", "cuda:1")]
     assert len(set(texts)) == 3
     assert texts[0].splitlines()[1] == "cpu cpu"
     assert texts[1].splitlines()[1] == "cuda:0 NVIDIA H200 (9, 0)"

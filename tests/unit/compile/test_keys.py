@@ -9,7 +9,7 @@ import warnings
 import pytest
 import torch
 
-from pytest_cudagraph.compile import keys
+from pytest_cudagraph.compile import cache
 
 
 class Affine(torch.nn.Module):
@@ -28,7 +28,7 @@ def key_of(model, x=None, *, options=None):
     with warnings.catch_warnings(), torch.inference_mode():
         warnings.simplefilter("ignore")
         program = torch.export.export(model, (torch.zeros(2, 4) if x is None else x,), strict=False)
-    return keys.content_key(program, device="cpu", options=options or {})
+    return cache.content_key(program, device="cpu", options=options or {})
 
 
 def changed(change):
@@ -103,7 +103,7 @@ def test_a_weight_that_is_more_than_its_bytes_has_no_key():
 def test_options_are_the_same_in_another_process():
     show = (
         "import warnings; warnings.simplefilter('ignore')\n"
-        "from pytest_cudagraph.compile.keys import _options_text, compile_options\n"
+        "from pytest_cudagraph.compile.cache import _options_text, compile_options\n"
         "print(_options_text(compile_options()))"
     )
     path = [sys.executable, "-c", show]

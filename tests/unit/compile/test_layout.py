@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pytest_cudagraph.compile.layout import FlatModel, Layout, NestedCall
+from pytest_cudagraph.compile.aot import ArgumentLayout, FlatModel, NestedCall
 from pytest_cudagraph.errors import CudagraphError, InputError
 
 
 def test_tensors_go_out_and_come_back_in_their_places():
     x, mask = torch.ones(2, 3), torch.zeros(2)
     value = (({"x": x}, 3), {"mask": mask, "flag": None})
-    layout = Layout.of(value)
+    layout = ArgumentLayout.of(value)
     assert len(layout.tensors_of(value)) == 2
     (found, plain), kwargs = layout.fill(layout.tensors_of(value))
     assert found["x"] is x
@@ -33,20 +33,20 @@ def test_tensors_go_out_and_come_back_in_their_places():
 )
 def test_other_arguments_are_refused_by_name(args, message):
     with pytest.raises(InputError) as raised:
-        Layout.of(((torch.ones(2, 3), 3), {})).tensors_of((args, {}))
+        ArgumentLayout.of(((torch.ones(2, 3), 3), {})).tensors_of((args, {}))
     assert str(raised.value) == message.format("the package is compiled for")
 
 
 def test_arguments_nested_otherwise_are_refused():
     with pytest.raises(InputError) as raised:
-        Layout.of(((torch.ones(2, 3), 3), {})).tensors_of(((torch.ones(2, 3),), {}))
+        ArgumentLayout.of(((torch.ones(2, 3), 3), {})).tensors_of(((torch.ones(2, 3),), {}))
     assert str(raised.value) == (
         "the package takes arguments nested as in the example inputs; these are nested otherwise"
     )
 
 
 def test_other_strides_are_put_right_since_a_package_does_not_look():
-    layout = Layout.of(((torch.ones(2, 3),), {}))
+    layout = ArgumentLayout.of(((torch.ones(2, 3),), {}))
     strided = torch.arange(6.0).reshape(3, 2).t()
     (found,) = layout.tensors_of(((strided,), {}))
     assert found.stride() == (3, 1)
@@ -58,7 +58,7 @@ def test_the_order_of_keyword_arguments_does_not_matter(make_region):
         return {"difference": a - b, "none": None}
 
     arguments = ((), {"a": torch.ones(2), "b": torch.zeros(2)})
-    flat = FlatModel(model, Layout.of(arguments))
+    flat = FlatModel(model, ArgumentLayout.of(arguments))
     region = make_region(lambda *tensors: list(flat(*tensors)), "region")
     region(*flat.arguments.tensors_of(arguments))
     call = NestedCall(region, flat.arguments, flat.result.layout)
@@ -68,4 +68,4 @@ def test_the_order_of_keyword_arguments_does_not_matter(make_region):
 
 def test_a_result_is_unknown_until_the_model_was_called():
     with pytest.raises(CudagraphError, match="the model was not called while it was exported"):
-        _ = FlatModel(abs, Layout.of(((), {}))).result.layout
+        _ = FlatModel(abs, ArgumentLayout.of(((), {}))).result.layout

@@ -13,9 +13,9 @@ import sys
 import pytest
 import torch
 
-from pytest_cudagraph.compile import packaging
-from pytest_cudagraph.compile.causes import first_line
-from pytest_cudagraph.compile.packaging import Order, build, run_child
+from pytest_cudagraph.compile import packages
+from pytest_cudagraph.compile.compile_batches import first_line
+from pytest_cudagraph.compile.packages import BuildOptions, build, run_child
 from pytest_cudagraph.errors import CudagraphError
 
 FAMILY = """
@@ -30,7 +30,7 @@ grandchild.wait()
 
 @pytest.fixture
 def order():
-    return Order.here({})
+    return BuildOptions.here({})
 
 
 @pytest.fixture
@@ -62,10 +62,10 @@ def test_a_late_child_dies_with_all_it_started(tmp_path, monkeypatch):
 
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs process groups")
 def test_a_child_whose_parent_dies_ends_itself(tmp_path, order):
-    (tmp_path / packaging.ORDER).write_bytes(pickle.dumps(order))
-    os.mkfifo(tmp_path / packaging.PROGRAM)
+    (tmp_path / packages.ORDER).write_bytes(pickle.dumps(order))
+    os.mkfifo(tmp_path / packages.PROGRAM)
     # Blocked on a program that never comes, it hears of its parent through standard input only.
-    child = subprocess.Popen(packaging.child_command(tmp_path), stdin=subprocess.PIPE, start_new_session=True)
+    child = subprocess.Popen(packages.child_command(tmp_path), stdin=subprocess.PIPE, start_new_session=True)
     child.communicate()
     assert child.returncode == -signal.SIGKILL
 
@@ -76,26 +76,26 @@ def test_a_program_that_cannot_travel_is_packaged_here(tmp_path, order, program,
 
     monkeypatch.setattr(torch.export, "save", fail)
     packaged = []
-    monkeypatch.setattr(packaging, "package", lambda program, path, order: packaged.append(path))
+    monkeypatch.setattr(packages, "package", lambda program, path, order: packaged.append(path))
     path, notes = build(program, tmp_path, order, 60.0)
     assert packaged == [path] == [tmp_path / "package.pt2"]
     assert notes == ("packaged in this process: another one cannot load the exported program",)
 
 
 def test_a_program_that_the_child_cannot_load_is_packaged_here(tmp_path, order, program, monkeypatch):
-    monkeypatch.setattr(packaging, "run_child", lambda *args: packaging.LOADED_NOT)
+    monkeypatch.setattr(packages, "run_child", lambda *args: packages.LOADED_NOT)
     packaged = []
-    monkeypatch.setattr(packaging, "package", lambda program, path, order: packaged.append(path))
+    monkeypatch.setattr(packages, "package", lambda program, path, order: packaged.append(path))
     assert build(program, tmp_path, order, 60.0)[1] != ()
     assert packaged == [tmp_path / "package.pt2"]
 
 
 def test_a_failure_in_the_child_is_told(tmp_path, order, program, monkeypatch):
     def fail(command, log, timeout_s):
-        (tmp_path / packaging.FAILURE).write_text(json.dumps("InvalidCxxCompiler: no compiler"))
-        return packaging.FAILED
+        (tmp_path / packages.FAILURE).write_text(json.dumps("InvalidCxxCompiler: no compiler"))
+        return packages.FAILED
 
-    monkeypatch.setattr(packaging, "run_child", fail)
+    monkeypatch.setattr(packages, "run_child", fail)
     with pytest.raises(CudagraphError, match=r"^InvalidCxxCompiler: no compiler$"):
         build(program, tmp_path, order, 60.0)
 
@@ -105,7 +105,7 @@ def test_a_child_that_dies_leaves_its_last_words(tmp_path, order, program, monke
         log.write_text("".join(f"line {i}\n" for i in range(9)))
         return -11
 
-    monkeypatch.setattr(packaging, "run_child", die)
+    monkeypatch.setattr(packages, "run_child", die)
     with pytest.raises(CudagraphError) as raised:
         build(program, tmp_path, order, 60.0)
     assert str(raised.value) == (
@@ -123,8 +123,10 @@ def test_packaging_runs_under_the_settings_of_its_order_and_puts_them_back(monke
 
     monkeypatch.setattr("torch._inductor.aoti_compile_and_package", package)
     before = torch.get_num_threads(), torch.get_float32_matmul_precision(), config.freezing
-    order = Order(options={"freezing": not config.freezing}, threads=1, matmul_precision="high", is_deterministic=False)
-    packaging.package(None, tmp_path / "package.pt2", order)
+    order = BuildOptions(
+        options={"freezing": not config.freezing}, threads=1, matmul_precision="high", is_deterministic=False
+    )
+    packages.package(None, tmp_path / "package.pt2", order)
     assert seen == [(1, "high", not before[2], str(tmp_path / "package.pt2"))]
     assert (torch.get_num_threads(), torch.get_float32_matmul_precision(), config.freezing) == before
 

@@ -14,7 +14,7 @@ import time
 import pytest
 import torch
 
-from pytest_cudagraph.compile.timelimit import Deadline, stopped_at
+from pytest_cudagraph.compile.time_limit import Deadline, stopped_at
 from pytest_cudagraph.errors import CompileTimeout
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs a POSIX interval timer")

@@ -15,7 +15,7 @@ from torch import nn
 from pytest_cudagraph import measure, pipeline
 from pytest_cudagraph.backends.cpu import CpuBackend
 from pytest_cudagraph.backends.cuda import CudaBackend
-from pytest_cudagraph.check import start
+from pytest_cudagraph.check import initial_state
 from pytest_cudagraph.measure import PerfCounterClock
 from pytest_cudagraph.monitor import PerfMonitor
 from pytest_cudagraph.settings import OPTIONS, CallSettings, MarkSettings, Settings, make_case
@@ -51,7 +51,7 @@ def gpu(cuda):
 def report_of(model, backend, *, judged=True):
     call = CallSettings(batch_sizes=(1, 2), min_speedup=0.001)
     case = make_case("test_a.py::test_a", call, MarkSettings(time_budget=1.0), DEFAULTS)
-    bench = pipeline.Bench(
+    device_context = pipeline.DeviceContext(
         backend=backend,
         device=H200,
         judged=judged,
@@ -61,11 +61,11 @@ def report_of(model, backend, *, judged=True):
         baseline_file=Path("h200.json"),
         clock=PerfCounterClock(),
     )
-    subject = pipeline.make_subject(case, bench, model, (torch.randn(1, 4),), {}, 0)
-    with pipeline.Story(
-        case, bench, subject, cache_folder=Path, compile_timeout_s=60.0, progress=lambda line: None
+    subject = pipeline.prepare_model(case, device_context, model, (torch.randn(1, 4),), {}, 0)
+    with pipeline.ModelRun(
+        case, device_context, subject, cache_folder=Path, compile_timeout_s=60.0, progress=lambda line: None
     ) as story:
-        return pipeline.tell(story)
+        return pipeline.run_stages(story)
 
 
 def test_a_good_model_passes_every_stage_and_its_graphs_are_released(gpu, cuda):
@@ -98,8 +98,10 @@ def test_without_event_readings_the_busy_time_stays_open(gpu, monkeypatch):
 
 
 def test_the_check_seeds_the_gpus_generators_with_the_hosts(gpu, seeds, monkeypatch):
-    seeded, seed = [], start.Start._seed
-    monkeypatch.setattr(start.Start, "_seed", lambda self, value: (seeded.append(value), seed(self, value))[1])
+    seeded, seed = [], initial_state.InitialState._seed
+    monkeypatch.setattr(
+        initial_state.InitialState, "_seed", lambda self, value: (seeded.append(value), seed(self, value))[1]
+    )
     report_of(nn.Linear(4, 4).eval(), gpu)
     assert seeds == seeded != []
     seeds.clear()

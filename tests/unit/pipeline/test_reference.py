@@ -7,7 +7,7 @@ import torch
 from pytest_cudagraph.backends.cpu import CpuBackend
 from pytest_cudagraph.errors import CaptureRefusal
 from pytest_cudagraph.measure import PerfCounterClock
-from pytest_cudagraph.pipeline.reference import Reference, _workload
+from pytest_cudagraph.pipeline.device_context import Reference, _workload
 
 
 class Clock:

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 from tests.facts import batch, report
 
-from pytest_cudagraph import gate
-from pytest_cudagraph.report import base_table
+from pytest_cudagraph.base_revision.judge import base_change, base_table, judge_base
 from pytest_cudagraph.values import BaseComparison
 
 
@@ -21,11 +20,11 @@ def compared(head_us, **changed):
         head_kernels=62,
     )
     found = replace(found, **changed)
-    return replace(found, change=gate.base_change(found))
+    return replace(found, change=base_change(found))
 
 
 def judged(size, base):
-    return replace(batch(size), base=base, judgements=(gate.judge_base(base, 0.05),))
+    return replace(batch(size), base=base, judgements=(judge_base(base, 0.05),))
 
 
 def test_both_sides_of_every_test_stand_side_by_side(golden):

@@ -8,18 +8,57 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from pytest_cudagraph.backends.autocast import uncached_autocast
-from pytest_cudagraph.backends.capturing import capturing
-from pytest_cudagraph.backends.cpu.graph import CpuGraph, Turn
-from pytest_cudagraph.backends.cpu.intake import CpuInputs
+from pytest_cudagraph.backends.buffers import check_output
+from pytest_cudagraph.backends.capture_mode import capturing, uncached_autocast
+from pytest_cudagraph.backends.cpu.graph import CpuGraph, CpuInputs, LastReplayed
+from pytest_cudagraph.backends.cpu.observers import OperationRecorder, SeenMemory, watch_memory
 from pytest_cudagraph.backends.cpu.recording import record
-from pytest_cudagraph.backends.cpu.region import CpuRegion
 from pytest_cudagraph.backends.cpu.tape import Tape
-from pytest_cudagraph.backends.cpu.witness import open_witness
-from pytest_cudagraph.backends.outputs import check_output
 from pytest_cudagraph.protocols import EventTimer, Model
 from pytest_cudagraph.values import Kind, Receipt
+
+
+class CpuRegion:
+    """Wraps compiled code; see :class:`~pytest_cudagraph.protocols.CompiledRegion`."""
+
+    def __init__(self, call: Callable[..., Any], label: str) -> None:
+        self._call = call
+        self._executions = 0
+        self.label = label
+        # AOTAutograd asks whether the code takes its inputs as one list, which it then empties.
+        self._boxed_call = getattr(call, "_boxed_call", False)
+
+    @property
+    def executions(self) -> int:
+        """How often the code ran for its effect; the run that a recording makes does not count."""
+        return self._executions
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        watching = _watching()
+        if isinstance(watching, OperationRecorder):
+            return watching.record_region(self, args, kwargs)
+        if watching is not None:
+            watching.see((args, kwargs))
+        return self.execute(*args, **kwargs)
+
+    def execute(self, *args: Any, **kwargs: Any) -> Any:
+        """Run and count."""
+        self._executions += 1
+        return self._call(*args, **kwargs)
+
+    def execute_uncounted(self, *args: Any, **kwargs: Any) -> Any:
+        """Run for a recording."""
+        return self._call(*args, **kwargs)
+
+
+def _watching() -> OperationRecorder | SeenMemory | None:
+    if torch._C._len_torch_dispatch_stack() == 0:  # the usual case, in timed code
+        return None
+    modes = _get_current_dispatch_mode_stack()
+    return next((mode for mode in reversed(modes) if isinstance(mode, (OperationRecorder, SeenMemory))), None)
+
 
 # As many as torch.cuda.make_graphed_callables runs: compilers and first-call caches have settled by then.
 _WARMUPS = 3
@@ -67,7 +106,7 @@ class CpuPool:
 
     def __init__(self) -> None:
         self._graphs: list[CpuGraph] = []
-        self._turn = Turn()
+        self._turn = LastReplayed()
 
     def capture(self, model: Model, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, batch_size: int) -> CpuGraph:
         """Warm up and record one call of ``model``; see :class:`~pytest_cudagraph.protocols.GraphPool`.
@@ -80,7 +119,7 @@ class CpuPool:
             witness = None
             for call in range(_WARMUPS):
                 # After the first call, which may build and compile. Two calls know state that takes turns.
-                witness = open_witness() if call == 1 else witness
+                witness = watch_memory() if call == 1 else witness
                 static_args, static_kwargs = inputs.arguments()
                 with witness or nullcontext():
                     tensors = check_output(model(*static_args, **static_kwargs))

@@ -14,32 +14,32 @@ from typing import Any
 
 import torch
 
-from pytest_cudagraph.backends.cpu.bindings import bind, find_binding
-from pytest_cudagraph.backends.cpu.results import Path
-from pytest_cudagraph.backends.cpu.storages import copier, overlaps
-from pytest_cudagraph.backends.poison import poison_value
+from pytest_cudagraph import hazards
+from pytest_cudagraph.backends.buffers import poison_value
+from pytest_cudagraph.backends.cpu.memory import ResultPath, copier, fresh_results, overlaps
+from pytest_cudagraph.backends.cpu.operators import QuietMode, Traits, bind, find_binding, traits_of
 
 Step = Callable[[], object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Operation:
+class RecordedOperation:
     """One operation as it ran: ``args`` and ``kwargs`` by address, ``fresh`` its results in memory of their own."""
 
     func: torch._ops.OpOverload
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     result: Any
-    fresh: tuple[tuple[Path, torch.Tensor], ...]
+    fresh: tuple[tuple[ResultPath, torch.Tensor], ...]
 
 
-def recompute(operation: Operation) -> Step:
+def recompute(operation: RecordedOperation) -> Step:
     """Run the operation again, then copy its fresh results into their buffers; no copy where there are none."""
     compute = bind(operation.func, operation.args, operation.kwargs, operation.result)
     return store(compute, [(path, copier(buffer)) for path, buffer in operation.fresh])
 
 
-def store(compute: Callable[[], Any], copies: list[tuple[Path, Callable[[Any], object]]]) -> Step:
+def store(compute: Callable[[], Any], copies: list[tuple[ResultPath, Callable[[Any], object]]]) -> Step:
     """Call, then hand each wanted part of the result to its copier; a path of no steps is the result itself."""
     if not copies:
         return compute
@@ -57,7 +57,7 @@ def store(compute: Callable[[], Any], copies: list[tuple[Path, Callable[[Any], o
     return step
 
 
-def write_in_place(operation: Operation) -> Step | None:
+def write_in_place(operation: RecordedOperation) -> Step | None:
     """The fastest callable that writes the operation's bits straight into its buffers; None where there is none."""
     if any(overlaps(buffer) for _, buffer in operation.fresh):
         return None
@@ -80,7 +80,7 @@ def _store_items(compute: Callable[[], Any], copies: list[tuple[int, Callable[[A
     return step
 
 
-def _proposals(operation: Operation) -> Iterator[Step]:
+def _proposals(operation: RecordedOperation) -> Iterator[Step]:
     func, args, buffers = operation.func, operation.args, [buffer for _, buffer in operation.fresh]
     if func._schema.name in ("aten::clone", "aten::_to_copy") and args[0].shape == buffers[0].shape:
         yield functools.partial(buffers[0].copy_, args[0])
@@ -98,7 +98,7 @@ class _OutForm:
     names: tuple[str, ...]
 
 
-def _out_calls(operation: Operation, form: _OutForm, buffers: list[torch.Tensor]) -> Iterator[Step]:
+def _out_calls(operation: RecordedOperation, form: _OutForm, buffers: list[torch.Tensor]) -> Iterator[Step]:
     args = operation.args
     kwargs = {**operation.kwargs, **dict(zip(form.names, buffers, strict=True))}
     out: Any = buffers[0] if len(buffers) == 1 else tuple(buffers)
@@ -153,3 +153,59 @@ def _equal_bits(found: torch.Tensor, wanted: torch.Tensor) -> bool:
         return True
     both_nan = found.ne(found) & wanted.ne(wanted)
     return bool((found.eq(wanted) | both_nan).all())
+
+
+class _Abandoned(Exception):
+    """The parts are more than one kernel, or have effects that must not happen twice."""
+
+
+class CompositeProbe(QuietMode):
+    """Runs the parts of one composite; stops before the second kernel and before any effect."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kernel: RecordedOperation | None = None
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        traits = _harmless(func, args, kwargs)
+        if traits.composite is not None:
+            with self:
+                return traits.composite(*args, **kwargs)
+        if self.kernel is not None and not func.is_view:
+            raise _Abandoned
+        result = func(*args, **kwargs)
+        fresh = fresh_results(result, args, kwargs)
+        if fresh:
+            if self.kernel is not None:
+                raise _Abandoned
+            self.kernel = RecordedOperation(func=func, args=args, kwargs=kwargs, result=result, fresh=fresh)
+        return result
+
+
+def run_by_parts(
+    traits: Traits, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[Any, RecordedOperation] | None:
+    """The result and the only kernel of a composite; None where it has several, none, or effects."""
+    if traits.composite is None or traits.random or traits.written(args, kwargs):
+        return None
+    trial = CompositeProbe()
+    try:
+        with trial:
+            result = traits.composite(*args, **kwargs)
+    except _Abandoned:
+        return None
+    return None if trial.kernel is None else (result, trial.kernel)
+
+
+def _harmless(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Traits:
+    if not isinstance(func, torch._ops.OpOverload):
+        raise _Abandoned
+    traits = traits_of(func)
+    if traits.random or traits.allocates or traits.metadata_only or traits.lifts or traits.written(args, kwargs):
+        raise _Abandoned
+    if hazards.refusal(func, args, kwargs) is not None:
+        raise _Abandoned
+    return traits

@@ -2,23 +2,75 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import torch
 
-from pytest_cudagraph import leaves
-from pytest_cudagraph.backends.cpu.lowering import Operation, Step, recompute, store, write_in_place
-from pytest_cudagraph.backends.cpu.outside import Outside, plain
-from pytest_cudagraph.backends.cpu.refusals import Refusals
-from pytest_cudagraph.backends.cpu.results import fresh_results
-from pytest_cudagraph.backends.cpu.storages import Ledger, copier, same_layout, storage_key
-from pytest_cudagraph.backends.cpu.traits import Traits, baked, tensors_of, traits_of
-from pytest_cudagraph.backends.cpu.trial import run_by_parts
+from pytest_cudagraph import hazards, pytree, sources
+from pytest_cudagraph.backends.cpu.lowering import (
+    RecordedOperation,
+    Step,
+    recompute,
+    run_by_parts,
+    store,
+    write_in_place,
+)
+from pytest_cudagraph.backends.cpu.memory import (
+    BorrowedMemory,
+    StorageHistory,
+    copier,
+    fresh_results,
+    plain,
+    same_layout,
+    storage_key,
+)
+from pytest_cudagraph.backends.cpu.operators import Traits, baked, tensors_of, traits_of
 from pytest_cudagraph.errors import CaptureRefusal
+
+
+class Refusals:
+    """The verdict on one capture while it is recorded: a refusal stays, also when the model swallows it."""
+
+    def __init__(self) -> None:
+        self.first: CaptureRefusal | None = None
+        self._thread = threading.get_ident()
+        self._deaf = 0
+
+    @property
+    def listening(self) -> bool:
+        """Whether what happens now is the model's doing: on the recording thread, outside the recorder itself."""
+        return not self._deaf and threading.get_ident() == self._thread
+
+    @contextmanager
+    def deaf(self) -> Iterator[None]:
+        """While the recorder works, its own reads of tensors are no reason to refuse."""
+        self._deaf += 1
+        try:
+            yield
+        finally:
+            self._deaf -= 1
+
+    def refuse(self, text: str, *, hazard: str, operation: str) -> NoReturn:
+        """Raise the reason; any later one is CUDA's complaint about the first."""
+        if self.first is None:
+            self.first = CaptureRefusal(text, hazard=hazard, operation=operation, site=sources.user_site())
+            raise self.first
+        self.check()
+        raise self.first
+
+    def check(self) -> None:
+        """Raise what CUDA says of every operation that follows a refused one."""
+        if self.first is not None:
+            raise CaptureRefusal(
+                hazards.CAPTURE_INVALIDATED.text, hazard=self.first.hazard, operation=self.first.operation
+            ) from self.first
+
 
 Known = Callable[[int], bool]
 """Whether a storage was there before the recorded call."""
@@ -43,7 +95,7 @@ class Tape:
     """One call's operations, their steps, and the memory they work on."""
 
     def __init__(
-        self, refusals: Refusals, *, inputs: Iterable[torch.Tensor], outside: Outside, known: Known | None = None
+        self, refusals: Refusals, *, inputs: Iterable[torch.Tensor], outside: BorrowedMemory, known: Known | None = None
     ) -> None:
         self._refusals = refusals
         self._inputs = {storage_key(tensor) for tensor in inputs}
@@ -54,7 +106,7 @@ class Tape:
         self.outside = outside
         self._constants: dict[int | None, torch.Tensor] = {}
         self._reset: set[int | None] = set()
-        self.ledger = Ledger()
+        self.ledger = StorageHistory()
         self.operations = 0
         self.opaque_regions = 0
         self.kernel_names: Counter[str] = Counter()
@@ -113,10 +165,10 @@ class Tape:
         self._reset_constants(inputs)
         given: tuple[Any, Any] = self._baked((args, dict(kwargs)), region.label)
         result = region.execute_uncounted(*args, **kwargs)
-        flat, structure = leaves.flatten(result)
+        flat, structure = pytree.flatten(result)
         own, copies = self._own_region_results(flat, inputs)
         self._add(store(_region_call(region, *given), copies), is_opaque=True)
-        return leaves.unflatten(structure, own)
+        return pytree.unflatten(structure, own)
 
     def _own_region_results(
         self, flat: list[Any], inputs: list[torch.Tensor]
@@ -131,10 +183,10 @@ class Tape:
                 copies.append(((index,), copier(flat[index].detach())))
         return flat, copies
 
-    def _operation(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> Operation:
+    def _operation(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> RecordedOperation:
         fresh = tuple((path, tensor.detach()) for path, tensor in fresh_results(result, args, kwargs))
         baked_args, baked_kwargs = self._baked((args, dict(kwargs)), str(func.overloadpacket))
-        return Operation(func=func, args=baked_args, kwargs=baked_kwargs, result=result, fresh=fresh)
+        return RecordedOperation(func=func, args=baked_args, kwargs=baked_kwargs, result=result, fresh=fresh)
 
     def _baked(self, arguments: Any, operation: str) -> Any:
         """The same by address: what the graph owns stays alive with it, all else is borrowed."""
@@ -157,7 +209,11 @@ class Tape:
             self._opaque.add(step)
 
     def _step(
-        self, traits: Traits, operation: Operation, kernel: Operation | None, written: list[torch.Tensor]
+        self,
+        traits: Traits,
+        operation: RecordedOperation,
+        kernel: RecordedOperation | None,
+        written: list[torch.Tensor],
     ) -> Step:
         # An operation with effects must not be tried out: it would have them twice.
         tried = None if written or traits.random else operation if kernel is None else self._kernel(kernel)
@@ -167,12 +223,12 @@ class Tape:
         self._own(tried)
         return step
 
-    def _kernel(self, kernel: Operation) -> Operation:
+    def _kernel(self, kernel: RecordedOperation) -> RecordedOperation:
         fresh = tuple((path, tensor.detach()) for path, tensor in kernel.fresh)
         args, kwargs = self._baked((kernel.args, dict(kernel.kwargs)), str(kernel.func.overloadpacket))
         return replace(kernel, args=args, kwargs=kwargs, fresh=fresh)
 
-    def _own(self, operation: Operation) -> None:
+    def _own(self, operation: RecordedOperation) -> None:
         for _, tensor in operation.fresh:
             self._own_tensor(tensor, str(operation.func.overloadpacket))
 
@@ -205,6 +261,6 @@ def _region_call(region: Region, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     def call() -> list[Any]:
         # Lists anew each time: compiled code empties the list it is given, to free its inputs early.
         arguments = [list(item) if type(item) is list else item for item in args]
-        return leaves.flatten(region.execute(*arguments, **kwargs))[0]
+        return pytree.flatten(region.execute(*arguments, **kwargs))[0]
 
     return call

@@ -8,13 +8,53 @@ from typing import Any
 
 import torch
 
-from pytest_cudagraph.backends.cuda.driver import load_driver
 from pytest_cudagraph.backends.cuda.gpu import Gpu
-from pytest_cudagraph.backends.cuda.nodes import NodeSource, load_bindings
+from pytest_cudagraph.backends.cuda.nodes import NodeSource, load_bindings, load_driver
 from pytest_cudagraph.backends.cuda.pool import CudaGraphPool
-from pytest_cudagraph.backends.cuda.region import CountedRegion
-from pytest_cudagraph.backends.cuda.timer import CudaEventTimer
 from pytest_cudagraph.values import Kind
+
+
+class CountedRegion:
+    """Calls compiled code and counts: eager calls and calls while capturing alike, since both launch its kernels.
+
+    A replay launches the captured kernels without this call, so replays are not counted here.
+    """
+
+    def __init__(self, call: Callable[..., Any], label: str) -> None:
+        self._call = call
+        self.label = label
+        self._executions = 0
+
+    @property
+    def executions(self) -> int:
+        """Calls that returned; one that raised has not run."""
+        return self._executions
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        result = self._call(*args, **kwargs)
+        self._executions += 1
+        return result
+
+
+_NS_PER_MS = 1e6
+
+
+class CudaEventTimer:
+    """Time between two events on the current stream; CUDA resolves about 500 ns."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self._gpu = gpu
+
+    def time_ns(self, call: Callable[[], object]) -> float:
+        """Nanoseconds of device time around ``call``, gaps while the host had nothing queued included."""
+        cuda = self._gpu.cuda
+        with cuda.device(self._gpu.index):
+            start, end = cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)
+            start.record()
+            call()
+            end.record()
+            end.synchronize()
+        return float(start.elapsed_time(end)) * _NS_PER_MS
 
 
 class CudaBackend:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import sys
 import threading
 import warnings
 from collections.abc import Iterator, Sequence
@@ -10,7 +12,42 @@ from typing import Any
 
 import torch
 
-from pytest_cudagraph.backends.cuda.quiet import capture_error_mode
+from pytest_cudagraph.gc_pause import gc_paused
+
+
+@contextmanager
+def quiet_gc() -> Iterator[None]:
+    """Collect now, then keep everything alive out of reach of the collector until the block ends.
+
+    A collection in the middle of a capture may destroy another graph or an event, which CUDA refuses while capturing.
+    """
+    gc.collect()
+    if gc.get_freeze_count():
+        # Someone else has frozen the heap (a server before it forks); unfreezing would undo that too.
+        with gc_paused():
+            yield
+        return
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+def capture_error_mode() -> str:
+    """``thread_local`` while other threads live that may use CUDA, else ``global``, CUDA's strictest.
+
+    In the global mode a harmless call of another thread (a logger, a data loader) invalidates the capture. Threads
+    that Python's ``threading`` did not start are counted too, and the watchdogs of ``torch.distributed``, in C++.
+    """
+    others = threading.active_count() > 1 or len(sys._current_frames()) > 1
+    return "thread_local" if others or _is_distributed() else "global"
+
+
+def _is_distributed() -> bool:
+    distributed = torch.distributed
+    return distributed.is_available() and distributed.is_initialized()
+
 
 _CAPTURES = threading.RLock()
 

@@ -7,9 +7,8 @@ from typing import Any
 
 import torch
 
+from pytest_cudagraph.backends.buffers import StaticInputs, poison
 from pytest_cudagraph.backends.cuda.gpu import Gpu
-from pytest_cudagraph.backends.poison import poison
-from pytest_cudagraph.backends.static_inputs import StaticInputs
 from pytest_cudagraph.errors import CudagraphError
 from pytest_cudagraph.values import Receipt
 

@@ -3,27 +3,80 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from pytest_cudagraph.backends.autocast import uncached_autocast
-from pytest_cudagraph.backends.capturing import capturing
+from pytest_cudagraph.backends.buffers import StaticInputs, argument_names, check_output, describe
+from pytest_cudagraph.backends.capture_mode import capturing, uncached_autocast
 from pytest_cudagraph.backends.cuda.generators import generators_of, states_kept
-from pytest_cudagraph.backends.cuda.gpu import Gpu
+from pytest_cudagraph.backends.cuda.gpu import Gpu, quiet_gc
 from pytest_cudagraph.backends.cuda.graph import CudaCapturedGraph
-from pytest_cudagraph.backends.cuda.nested import no_graphs_inside
 from pytest_cudagraph.backends.cuda.nodes import NodeSource, count_nodes
-from pytest_cudagraph.backends.cuda.ownership import own_outputs, pool_bytes, reserved_bytes
-from pytest_cudagraph.backends.cuda.quiet import quiet_collector
-from pytest_cudagraph.backends.cuda.recording import Blank, record
-from pytest_cudagraph.backends.outputs import check_output
-from pytest_cudagraph.backends.static_inputs import StaticInputs, argument_names, describe
+from pytest_cudagraph.backends.cuda.recording import EmptyGraph, no_graphs_inside, record
 from pytest_cudagraph.errors import CaptureRefusal, CudagraphError, InputError
-from pytest_cudagraph.leaves import flatten
 from pytest_cudagraph.protocols import Model
+from pytest_cudagraph.pytree import flatten, tensors_in
 from pytest_cudagraph.values import Receipt
+
+
+def own_outputs(gpu: Gpu, handle: Any, outputs: Any) -> list[torch.Tensor]:
+    """The output tensors whose memory belongs to the pool ``handle``, each memory range once.
+
+    An output that is an input, a parameter or any other tensor from outside does not, and must never be filled. The
+    allocator is asked rather than the model, because a callable can hold tensors where nobody finds them. An
+    allocator that does not tell (``cudaMallocAsync``, one of the user's own) leaves this empty.
+    """
+    ranges = _ranges(_segments(gpu), handle)
+    seen: set[tuple[int, torch.Size, tuple[int, ...]]] = set()
+    owned = []
+    for tensor in tensors_in(outputs):
+        if not _is_strided(tensor):
+            continue
+        key = (tensor.data_ptr(), tensor.shape, tensor.stride())
+        if tensor.numel() and key not in seen and any(low <= key[0] < high for low, high in ranges):
+            seen.add(key)
+            owned.append(tensor)
+    return owned
+
+
+def _is_strided(tensor: torch.Tensor) -> bool:
+    # Sparse and nested tensors lie in several tensors; a wrapper subclass in none.
+    return tensor.layout is torch.strided and not tensor.is_nested and not is_traceable_wrapper_subclass(tensor)
+
+
+def pool_bytes(gpu: Gpu, handle: Any) -> int | None:
+    """What the pool ``handle`` holds of the device; None from an allocator that does not tell."""
+    segments = _segments(gpu)
+    return None if segments is None else sum(high - low for low, high in _ranges(segments, handle))
+
+
+def reserved_bytes(gpu: Gpu) -> int | None:
+    """What the allocator holds of the device in all; None from one that keeps no statistics."""
+    try:
+        return int(gpu.cuda.memory_reserved(gpu.index))
+    except RuntimeError:
+        return None
+
+
+def _segments(gpu: Gpu) -> Sequence[Mapping[str, Any]] | None:
+    """The memory that torch's own allocator holds; None where another one is in its place, which raises."""
+    try:
+        segments: Sequence[Mapping[str, Any]] = gpu.cuda.memory_snapshot()
+    except RuntimeError:
+        return None
+    return segments
+
+
+def _ranges(segments: Sequence[Mapping[str, Any]] | None, handle: Any) -> list[tuple[int, int]]:
+    return [
+        (segment["address"], segment["address"] + segment["total_size"])
+        for segment in segments or ()
+        if tuple(segment.get("segment_pool_id", ())) == tuple(handle)
+    ]
+
 
 _WARM_UPS = 3
 """Calls before a capture: libraries choose algorithms, make handles and workspaces, compilers compile."""
@@ -55,7 +108,7 @@ class CudaGraphPool:
             inputs = StaticInputs(args, kwargs)
             self._warm_up(model, inputs)
             inputs.copy_in(args, kwargs)  # a model may have written to its inputs
-            with quiet_collector():
+            with quiet_gc():
                 graph = self._record(model, inputs, batch_size, generators)
         self._graphs.append(graph)
         return graph
@@ -113,7 +166,7 @@ class CudaGraphPool:
         owned = own_outputs(self._gpu, blank.handle, outputs)
         return CudaCapturedGraph(self._gpu, blank.graph, inputs, outputs, owned, receipt)
 
-    def _blank(self, generators: tuple[torch.Generator, ...]) -> Blank:
+    def _blank(self, generators: tuple[torch.Generator, ...]) -> EmptyGraph:
         """An empty graph for the pool's handle while a graph holds it, for a new one otherwise.
 
         Torch frees a pool with its last graph and asserts (``use_count > 0``) when the handle is used again.
@@ -124,7 +177,7 @@ class CudaGraphPool:
         # Only a kept graph shows its nodes; torch keeps graphs since 2.8.
         keeps = self._node_source is not None and hasattr(cuda.CUDAGraph, "raw_cuda_graph")
         graph = cuda.CUDAGraph(keep_graph=True) if keeps else cuda.CUDAGraph()
-        return Blank(graph=graph, handle=self._handle, is_shared=is_shared, keeps=keeps, generators=generators)
+        return EmptyGraph(graph=graph, handle=self._handle, is_shared=is_shared, keeps=keeps, generators=generators)
 
     def _held_bytes(self, handle: Any) -> int | None:
         held = pool_bytes(self._gpu, handle)

@@ -1,0 +1,118 @@
+"""Audit the eager model: what would refuse a capture, and what would make a replay wrong without a word.
+
+Not seen are streams, other threads, memory pools, and the inside of compiled code and of custom operators, but for what
+those read in Python; on a CPU neither are copies between devices, save where the source names the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from pytest_cudagraph import state
+from pytest_cudagraph.audit.findings import findings_of, is_explained
+from pytest_cudagraph.audit.probes import ProbeResults, run_probes
+from pytest_cudagraph.inputs import Example
+from pytest_cudagraph.protocols import Backend, Model
+from pytest_cudagraph.sources.syntax import gpu_branches
+from pytest_cudagraph.units import plural
+from pytest_cudagraph.values import Finding
+
+
+def training_note(model: Model, findings: Iterable[Finding]) -> str:
+    """What training mode does in this model, in words; empty where nothing is in it, or it makes no difference seen."""
+    modules = [each for outer in state.modules_of(model) for each in outer.modules() if each.training]
+    effects = list(dict.fromkeys(effect for module in modules for effect in _effects(module)))
+    if modules and not effects and any(finding.id == "rng" for finding in findings):
+        effects = ["it draws random numbers"]
+    if not effects:
+        return ""
+    count = plural(len(modules), "module")
+    return f"the model is in training mode ({count}): {', '.join(effects)}; call .eval() if that is not meant"
+
+
+def _effects(module: nn.Module) -> list[str]:
+    name = type(module).__name__
+    if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
+        return [f"{name} draws random numbers"]
+    if isinstance(module, nn.modules.batchnorm._NormBase) and isinstance(module.running_mean, torch.Tensor):
+        return [f"{name} updates its statistics"]
+    return []
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Audit:
+    """The findings in an eager model, errors first, and what could not be looked into."""
+
+    findings: tuple[Finding, ...] = ()
+    not_judged: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    """What is legal, and seldom meant."""
+
+    @property
+    def errors(self) -> tuple[Finding, ...]:
+        """What refuses the capture or makes the replay wrong."""
+        return tuple(finding for finding in self.findings if finding.level == "error")
+
+
+def audit(model: Model, example: Example, backend: Backend, another: Example | None = None) -> Audit:
+    """Call the eager model a dozen times and report its hazards by the ids of the catalogue.
+
+    ``another`` is an example of another batch size, whose call is held against the rules too. The model, its inputs and
+    all random generators are left bit-equal. Compiled and scripted models are not audited: what runs inside them is
+    not the code that was written. What the model itself raises is not caught.
+    """
+    sealed = sorted(set(_sealed_parts(model)))
+    if sealed:
+        not_judged = tuple(f"{part}; audit the eager module it was made from" for part in sealed)
+        return Audit(not_judged=not_judged, notes=_notes(model, ()))
+    seen = run_probes(model, example, backend, another, is_explained)
+    findings = findings_of(seen)
+    not_judged = (*seen.not_judged, *_unseen(seen))
+    return Audit(findings=findings, not_judged=not_judged, notes=_notes(model, findings))
+
+
+def _notes(model: Model, findings: tuple[Finding, ...]) -> tuple[str, ...]:
+    note = training_note(model, findings)
+    return (note,) if note else ()
+
+
+def _sealed_parts(model: Model) -> Iterator[str]:
+    if _seal(model):
+        yield f"the model is {_seal(model)}"
+    for outer in state.modules_of(model):
+        for name, module in outer.named_modules():
+            if module is not model and _seal(module):
+                yield f"{name or type(module).__name__} is {_seal(module)}"
+
+
+def _seal(part: Any) -> str:
+    if isinstance(part, torch.jit.ScriptModule | torch.jit.ScriptFunction):
+        return "scripted"
+    # torch.compile marks what it makes; importing torch._dynamo only to ask for its classes takes a second.
+    marks = ("_torchdynamo_orig_callable", "_orig_mod")
+    forward = getattr(part, "forward", None)
+    is_compiled = any(hasattr(part, mark) for mark in marks) or hasattr(forward, marks[0])
+    return "compiled" if is_compiled or getattr(part, "_compiled_call_impl", None) is not None else ""
+
+
+def _unseen(seen: ProbeResults) -> list[str]:
+    traces = (seen.first, *seen.beside.values())
+    subclasses = sorted({name for trace in traces for name in trace.subclasses})
+    refused = [operation.refused for trace in traces for operation in trace.operations]
+    custom = {each.operation.replace(".", "::", 1) for each in refused if each is not None and each.id == "unknown-op"}
+    branches = {
+        f"the branch at {replace(operation.site, line=line)}, which runs only on a GPU"
+        for operation in seen.first.operations
+        if operation.site is not None
+        for line in gpu_branches(operation.site)
+    }
+    return [
+        *(f"operations inside {name} tensors" for name in subclasses),
+        *(f"custom operator {operation}" for operation in sorted(custom)),
+        *sorted(branches),
+    ]

@@ -1,0 +1,186 @@
+"""The fixed buffers of a captured graph: static inputs, and outputs that are poisoned until a replay writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from pytest_cudagraph import pytree
+from pytest_cudagraph.errors import InputError
+from pytest_cudagraph.pytree import Structure, flatten, map_tensors, paths, unflatten
+
+
+def poison(tensor: torch.Tensor) -> None:
+    """Fill with NaN; integers with their largest value, booleans with True, for want of a NaN."""
+    with torch.inference_mode():
+        tensor.fill_(poison_value(tensor.dtype))
+
+
+def poison_value(dtype: torch.dtype) -> float | int | bool:
+    """The sentinel of one dtype."""
+    if dtype.is_floating_point or dtype.is_complex:
+        return float("nan")
+    return True if dtype is torch.bool else torch.iinfo(dtype).max
+
+
+def check_output(output: Any) -> list[torch.Tensor]:
+    """The tensors of an output; :class:`~pytest_cudagraph.errors.InputError` where a replay could not renew it."""
+    named = pytree.named_leaves(output)
+    for path, leaf in named:
+        if pytree.is_exhaustible(leaf):
+            raise InputError(
+                f"output{path} is a {type(leaf).__name__}: it can be read once, while a graph returns the same "
+                "output at every replay; return a list or a tuple"
+            )
+    tensors = [leaf for _, leaf in named if isinstance(leaf, torch.Tensor)]
+    if not tensors:
+        raise InputError(
+            f"the output ({type(output).__name__}) holds no tensor that a replay could renew; "
+            "return a tensor, or tensors in lists, tuples, dicts or dataclasses"
+        )
+    return tensors
+
+
+_REMEDY = "pad the inputs to what was captured, or capture another graph"
+
+
+class _Buffer(NamedTuple):
+    """One tensor argument as it was captured; ``position`` counts the leaves of all arguments."""
+
+    position: int
+    shape: torch.Size
+    dtype: torch.dtype
+    device: torch.device
+    tensor: torch.Tensor
+
+
+class StaticInputs:
+    """Copies of the example arguments at addresses that stay; plain Python arguments are kept as they are.
+
+    Buffers are ordinary tensors (never inference tensors), so that they can be written in any grad mode.
+    """
+
+    def __init__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        given, self._structure = flatten((args, dict(kwargs)))
+        leaves = [_own_copy(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in given]
+        self._plain = [(at, leaf) for at, leaf in enumerate(leaves) if not isinstance(leaf, torch.Tensor)]
+        self._buffers = [
+            _Buffer(at, leaf.shape, leaf.dtype, leaf.device, leaf)
+            for at, leaf in enumerate(leaves)
+            if isinstance(leaf, torch.Tensor)
+        ]
+        self._groups = _by_dtype(self._buffers)
+        self.args: tuple[Any, ...]
+        self.kwargs: dict[str, Any]
+        self.args, self.kwargs = unflatten(self._structure, leaves)
+
+    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The buffers in containers of their own: a model that takes items out of a dict finds them all next time."""
+        args, kwargs = map_tensors(lambda tensor: tensor, (self.args, self.kwargs))
+        return args, kwargs
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """Every buffer, in the order of the arguments."""
+        return [buffer.tensor for buffer in self._buffers]
+
+    @property
+    def bytes(self) -> int:
+        """What the buffers hold."""
+        return sum(tensor.untyped_storage().nbytes() for tensor in self.tensors)
+
+    def copy_in(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Copy a call's tensors into the buffers, in order of the current stream, without waiting.
+
+        Raises :class:`~pytest_cudagraph.errors.InputError` for another structure, shape, dtype or device, and for a
+        plain argument that differs from the one baked into the graph; then no buffer has been touched.
+        """
+        __tracebackhide__ = True
+        leaves, structure = flatten((args, kwargs))
+        if structure != self._structure:
+            raise InputError(_structure_text(self._structure, structure))
+        for at, captured in self._plain:
+            if leaves[at] is not captured and not _is_equal(leaves[at], captured):
+                raise InputError(self._plain_text(at, captured, leaves[at]))
+        for buffer in self._buffers:
+            if not _fits(buffer, leaves[buffer.position]):
+                raise InputError(self._tensor_text(buffer, leaves[buffer.position]))
+        if torch.is_inference_mode_enabled():
+            self._copy(leaves)
+        else:
+            # Without no_grad a source that requires grad would make the buffer part of an autograd graph.
+            with torch.no_grad():
+                self._copy(leaves)
+
+    def _copy(self, leaves: list[Any]) -> None:
+        for targets, positions in self._groups:
+            if len(targets) == 1:
+                targets[0].copy_(leaves[positions[0]])
+            else:
+                torch._foreach_copy_(targets, [leaves[at] for at in positions])
+
+    def _tensor_text(self, buffer: _Buffer, given: Any) -> str:
+        name, captured = argument_names(self._structure)[buffer.position], describe(buffer.tensor)
+        return f"{name}: the graph was captured for {captured}; this call gives {describe(given)}\n{_REMEDY}"
+
+    def _plain_text(self, position: int, captured: Any, given: Any) -> str:
+        name = argument_names(self._structure)[position]
+        return (
+            f"{name}: {captured!r} is baked into the graph; this call gives {describe(given)}\n"
+            "capture another graph for this value, or make the argument a tensor"
+        )
+
+
+def argument_names(structure: Structure) -> list[str]:
+    """How a caller knows each leaf of ``(args, kwargs)``: ``args[0]``, ``kwargs['mask']``."""
+    roots = {"[0]": "args", "[1]": "kwargs"}
+    return [roots[path[:3]] + path[3:] for path in paths(structure)]
+
+
+def describe(value: Any) -> str:
+    """``float32 (8, 512) on cuda:0`` for a tensor; the value itself for anything else."""
+    if not isinstance(value, torch.Tensor):
+        return repr(value)
+    return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)} on {value.device}"
+
+
+def _own_copy(tensor: torch.Tensor) -> torch.Tensor:
+    with torch.inference_mode(False), torch.no_grad():
+        return tensor.detach().clone()
+
+
+def _by_dtype(buffers: list[_Buffer]) -> list[tuple[list[torch.Tensor], list[int]]]:
+    # One launch copies a list only if its tensors share a dtype; a mixed list is copied one by one.
+    groups: dict[torch.dtype, tuple[list[torch.Tensor], list[int]]] = {}
+    for buffer in buffers:
+        targets, positions = groups.setdefault(buffer.dtype, ([], []))
+        targets.append(buffer.tensor)
+        positions.append(buffer.position)
+    return list(groups.values())
+
+
+def _fits(buffer: _Buffer, given: Any) -> bool:
+    return (
+        # Asked at every replay: isinstance of a tensor runs Python of torch's metaclass.
+        (type(given) is torch.Tensor or isinstance(given, torch.Tensor))
+        and given.shape == buffer.shape
+        and given.dtype is buffer.dtype
+        and given.device == buffer.device
+    )
+
+
+def _is_equal(given: Any, captured: Any) -> bool:
+    # 1, 1.0 and True are equal but do not compute the same; a comparison that yields an array says nothing.
+    return type(given) is type(captured) and (given == captured) is True
+
+
+def _structure_text(captured: Structure, given: Structure) -> str:
+    wanted, found = argument_names(captured), argument_names(given)
+    if wanted == found:
+        return f"the arguments are nested in other types than those the graph was captured for\n{_REMEDY}"
+    return (
+        f"the graph was captured for {', '.join(wanted) or 'no arguments'}; "
+        f"this call gives {', '.join(found) or 'no arguments'}\n{_REMEDY}"
+    )

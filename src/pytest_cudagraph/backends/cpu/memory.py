@@ -1,0 +1,256 @@
+"""The memory of a recording: storages it made, results of operations, and memory that it borrows."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from pytest_cudagraph import sources
+from pytest_cudagraph.backends.buffers import poison_value
+from pytest_cudagraph.backends.cpu.operators import tensors_of
+from pytest_cudagraph.errors import DeadTensorError
+from pytest_cudagraph.units import plural
+from pytest_cudagraph.values import Site
+
+# What torch says of a tensor whose elements share memory, as after expand (at::MemOverlap::Yes).
+_OVERLAPS = 1
+
+
+def storage_key(tensor: torch.Tensor) -> int | None:
+    """The identity of a tensor's storage; None for layouts that have none (sparse, oneDNN)."""
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except (NotImplementedError, RuntimeError):  # torch has no other way to ask
+        return None
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor's storage from its first to its last element, as one row."""
+    return torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(tensor.untyped_storage())
+
+
+def poison(tensor: torch.Tensor) -> None:
+    """Fill the whole storage with NaN, or with what stands for it in other dtypes."""
+    if tensor.is_quantized:
+        torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage()).fill_(255)
+        return
+    whole(tensor).fill_(poison_value(tensor.dtype))
+
+
+def overlaps(tensor: torch.Tensor) -> bool:
+    """Whether elements share memory, so that torch refuses to write the tensor as a whole."""
+    return torch._debug_has_internal_overlap(tensor) == _OVERLAPS
+
+
+def copier(buffer: torch.Tensor) -> Callable[[torch.Tensor], object]:
+    """What writes a result of the same layout into ``buffer``."""
+    if not overlaps(buffer):
+        return buffer.copy_
+    row = whole(buffer)
+    return lambda result: row.copy_(whole(result))
+
+
+def same_layout(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy in memory of its own with the same strides, gaps and overlaps included."""
+    storage = whole(tensor).clone().untyped_storage()
+    return torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(
+        storage, tensor.storage_offset(), tensor.shape, tensor.stride()
+    )
+
+
+class StorageHistory:
+    """Which storages a recording made, and what was in the others before it wrote to them."""
+
+    def __init__(self) -> None:
+        self._made: dict[int, torch.Tensor] = {}
+        self._before: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def add_made(self, key: int, tensor: torch.Tensor) -> None:
+        # The alias keeps the storage, so that its key cannot come to mean another one.
+        self._made.setdefault(key, tensor.detach())
+
+    def is_made(self, key: int | None) -> bool:
+        return key in self._made
+
+    def save(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Keep what is in these storages, once each, unless the recording made them itself."""
+        for tensor in tensors:
+            key = storage_key(tensor)
+            if key is not None and key not in self._made and key not in self._before:
+                row = whole(tensor)
+                self._before[key] = (row, row.clone())
+
+    def undo(self) -> None:
+        """Put back what was written to storages that existed before the recording."""
+        for row, before in self._before.values():
+            row.copy_(before)
+        self._before.clear()
+
+    def poison(self) -> None:
+        for tensor in self._made.values():
+            poison(tensor)
+
+    def made_among(self, tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+        """Of these tensors' storages those that the recording made, one tensor for each."""
+        keys = {storage_key(tensor) for tensor in tensors}
+        return [tensor for key, tensor in self._made.items() if key in keys]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(tensor.untyped_storage().nbytes() for tensor in self._made.values())
+
+
+ResultPath = tuple[int, ...]
+
+
+def fresh_results(
+    result: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[tuple[ResultPath, torch.Tensor], ...]:
+    """Results that share no storage with an argument: decided by storage, as reshape is a view only sometimes."""
+    given = {storage_key(tensor) for tensor in tensors_of([args, dict(kwargs)])} - {None}
+    return tuple((path, tensor) for path, tensor in _walk(result) if storage_key(tensor) not in given)
+
+
+def _walk(result: Any, path: ResultPath = ()) -> Iterator[tuple[ResultPath, torch.Tensor]]:
+    if isinstance(result, torch.Tensor):
+        yield path, result
+    elif isinstance(result, (list, tuple)):
+        for index, item in enumerate(result):
+            yield from _walk(item, (*path, index))
+
+
+_SHOWN = 5
+_TABLES = frozenset({"_parameters", "_buffers", "_modules"})
+_address_of = torch.UntypedStorage.data_ptr
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Borrowed:
+    """One storage as it was at capture, and who read it there first."""
+
+    storage: weakref.ref[torch.UntypedStorage]
+    address: int
+    borrowed: torch.UntypedStorage
+    """The same memory, owned by nobody here."""
+    text: str
+
+    @property
+    def is_there(self) -> bool:
+        storage = self.storage()
+        return storage is not None and _address_of(storage) == self.address
+
+
+class BorrowedMemory:
+    """What one tape borrows. ``names`` tells what the model calls its tensors, by storage."""
+
+    def __init__(self, names: Mapping[int, str]) -> None:
+        self._names = names
+        self._borrowed: dict[int, _Borrowed] = {}
+        self._is_dead = False
+        self._movable: list[weakref.ref[torch.UntypedStorage]] = []
+        self._addresses: list[int] = []
+
+    def borrow(self, tensor: torch.Tensor, operation: str) -> torch.Tensor:
+        """The same tensor by address. The caller sees to it that :meth:`is_stale` is asked before it is read."""
+        key = storage_key(tensor)
+        if key is None or not tensor.untyped_storage().data_ptr():
+            return plain(tensor)  # no memory, or none at an address (sparse, oneDNN)
+        if key not in self._borrowed:
+            self._borrowed[key] = self._meet(tensor, key, operation)
+        alias = plain(tensor)
+        borrowed = self._borrowed[key].borrowed
+        return alias.set_(borrowed, tensor.storage_offset(), tensor.shape, tensor.stride())
+
+    def is_stale(self) -> bool:
+        """Whether memory has been freed or has moved; of parameters only whether it has been freed.
+
+        Asked before every replay: death flips a flag, and only what ordinary code resizes is looked at.
+        """
+        if self._is_dead:
+            return True
+        try:
+            return bool(self._movable) and [_address_of(ref()) for ref in self._movable] != self._addresses  # type: ignore[arg-type]
+        except TypeError:  # None: it died between the two lines
+            return True
+
+    def has_moved(self) -> bool:
+        """The same of all memory, parameters too."""
+        return not all(each.is_there for each in self._borrowed.values())
+
+    def error(self, batch_size: int) -> DeadTensorError:
+        """What is no longer there, by name, or by the operation and the line that read it."""
+        gone = [each.text for each in self._borrowed.values() if not each.is_there]
+        lines = gone[:_SHOWN] + ([f"and {len(gone) - _SHOWN} more"] if len(gone) > _SHOWN else [])
+        return DeadTensorError(
+            "\n  ".join(
+                [
+                    f"replay detected {plural(len(gone), 'dead tensor')}: the graph of batch size {batch_size} "
+                    "reads memory by its address at capture, which has been freed since",
+                    *lines,
+                    "write new values with copy_() into the tensor that was captured, or capture again",
+                ]
+            )
+        )
+
+    def _meet(self, tensor: torch.Tensor, key: int, operation: str) -> _Borrowed:
+        storage = tensor.untyped_storage()
+        ref = weakref.ref(storage, self._bury)
+        if not isinstance(tensor, nn.Parameter):
+            self._movable.append(ref)
+            self._addresses.append(storage.data_ptr())
+        return _Borrowed(
+            storage=ref,
+            address=storage.data_ptr(),
+            borrowed=_not_owned(storage),
+            text=_text(tensor, self._names.get(key, ""), operation, sources.user_site()),
+        )
+
+    def _bury(self, ref: object) -> None:
+        self._is_dead = True
+
+
+def plain(tensor: torch.Tensor) -> torch.Tensor:
+    """An alias that no later rebinding reaches, without a subclass's Python."""
+    with torch._C.DisableTorchFunctionSubclass():
+        alias = tensor.detach()
+        is_named_only = type(alias).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
+        return alias if type(alias) is torch.Tensor or not is_named_only else alias.as_subclass(torch.Tensor)
+
+
+def names_of(model: Callable[..., Any]) -> dict[int, str]:
+    """What a module, or the module that a method is bound to, calls the tensors it holds; by storage."""
+    module = model if isinstance(model, nn.Module) else getattr(model, "__self__", None)
+    names: dict[int, str] = {}
+    if not isinstance(module, nn.Module):
+        return names
+    with torch._C.DisableTorchFunctionSubclass():
+        for prefix, part in module.named_modules():
+            for name, value in _held(part):
+                for tensor in tensors_of(value):
+                    key = storage_key(tensor)
+                    if key is not None:
+                        names.setdefault(key, f"{prefix}.{name}" if prefix else name)
+    return names
+
+
+def _held(module: nn.Module) -> Iterable[tuple[str, Any]]:
+    yield from module._parameters.items()
+    yield from module._buffers.items()
+    yield from ((name, value) for name, value in vars(module).items() if name not in _TABLES)
+
+
+def _not_owned(storage: torch.UntypedStorage) -> torch.UntypedStorage:
+    memory = (ctypes.c_char * storage.nbytes()).from_address(storage.data_ptr())
+    return torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()
+
+
+def _text(tensor: torch.Tensor, name: str, operation: str, site: Site | None) -> str:
+    what = f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
+    place = f", {sources.describe(site)}" if site is not None else ""
+    return f"{name + ': ' if name else ''}{what}, read by {operation}{place}"

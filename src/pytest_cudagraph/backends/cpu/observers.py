@@ -1,0 +1,147 @@
+"""The dispatch modes that see every operation of a warm-up call and of the recorded call."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass_type
+
+from pytest_cudagraph import hazards
+from pytest_cudagraph.backends.cpu.memory import storage_key
+from pytest_cudagraph.backends.cpu.operators import QuietMode, tensors_of
+from pytest_cudagraph.backends.cpu.tape import Refusals, Region, Tape
+
+
+class SeenMemory(QuietMode):
+    """Sees the memory of whatever is dispatched; changes nothing, keeps nothing alive."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+
+    def has_seen(self, key: int) -> bool:
+        """Whether this storage took part in a witnessed call and has been there since."""
+        return key in self._seen
+
+    def see(self, values: Any) -> None:
+        """Take note of the tensors in arguments or results."""
+        for tensor in tensors_of(values):
+            key = storage_key(tensor)
+            if key is not None and key not in self._seen:
+                self._seen[key] = weakref.ref(tensor.untyped_storage(), partial(self._forget, key))
+
+    def _forget(self, key: int, ref: object) -> None:
+        # Once its storage is gone, a key may come to mean another one.
+        self._seen.pop(key, None)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        return self._watch(func, types, args, kwargs or {})
+
+    def _watch(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        if any(is_traceable_wrapper_subclass_type(cls) for cls in types):
+            return NotImplemented  # torch then asks the subclass, whose inner operations come here
+        self.see((args, kwargs))
+        result = func(*args, **kwargs)
+        self.see(result)
+        return result
+
+
+class _SeenMemoryBesideDynamo(SeenMemory):
+    """The same where the compiler is loaded: it must not try to compile the witness's own frames."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return True
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        return self._watch(func, types, args, kwargs or {})
+
+
+def watch_memory() -> SeenMemory:
+    """The witness for this process as it is now."""
+    return _SeenMemoryBesideDynamo() if "torch._dynamo" in sys.modules else SeenMemory()
+
+
+_DENSE_KEY = torch._C.DispatchKey.CompositeExplicitAutograd
+
+# Outside of torch's own conditional graphs these let the host decide, by reading a tensor.
+_READS_ITS_CONDITION = frozenset({"cond", "while_loop"})
+
+# The plain form of most others refuses to run under a dispatch mode.
+_KNOWN_PARTS = frozenset({"flex_attention"})
+
+
+class OperationRecorder(QuietMode):
+    """Writes what one call dispatches to a tape, and refuses what a CUDA capture refuses."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, tape: Tape, refusals: Refusals) -> None:
+        super().__init__()
+        self._tape = tape
+        self._refusals = refusals
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        return self._record(func, types, args, kwargs or {})
+
+    def record_region(self, region: Region, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Compiled code that was called during the recording."""
+        self._refusals.check()
+        # Called from outside the dispatcher, so the recorder must be told not to record its own work.
+        with self._refusals.deaf(), _disable_current_modes():
+            return self._tape.record_region(region, args, kwargs)
+
+    def _record(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        self._refusals.check()
+        if any(is_traceable_wrapper_subclass_type(cls) for cls in types):
+            return NotImplemented  # torch then asks the subclass, whose inner operations come here
+        found = hazards.refusal(func, args, kwargs, from_host=self._tape.is_number)
+        if found is not None:
+            self._refusals.refuse(found.text, hazard=found.id, operation=found.operation)
+        if isinstance(func, torch._ops.OpOverload):
+            with self._refusals.deaf():
+                return self._tape.record(func, args, kwargs)
+        return self._record_parts(func, args, kwargs)
+
+    def _record_parts(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """A higher-order operator by what its plain form dispatches."""
+        name = func.name()
+        if name in _READS_ITS_CONDITION:
+            self._refusals.refuse(hazards.CAPTURE_UNSUPPORTED.text, hazard="host-sync", operation=name)
+        if name not in _KNOWN_PARTS:
+            text = "the CPU twin does not know the parts of this operator"
+            self._refusals.refuse(text, hazard="unknown-op", operation=name)
+        with self:
+            return func.py_kernels[_DENSE_KEY](*args, **kwargs)
+
+
+class _OperationRecorderBesideDynamo(OperationRecorder):
+    """The same where the compiler is loaded: it must not try to compile the recorder's own frames."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return True
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        return self._record(func, types, args, kwargs or {})
+
+
+def open_recorder(tape: Tape, refusals: Refusals) -> OperationRecorder:
+    """The recorder for this process as it is now."""
+    recorder = _OperationRecorderBesideDynamo if "torch._dynamo" in sys.modules else OperationRecorder
+    return recorder(tape, refusals)

@@ -1,0 +1,216 @@
+"""What a recording must know of one operator, and the fastest Python binding that calls it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_HAS_OWN_SWITCH = hasattr(TorchDispatchMode, "ignore_compile_internals")
+
+
+class QuietMode(TorchDispatchMode):
+    """A dispatch mode under which compiled code stays compiled, and which does not import the compiler."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)  # type: ignore[no-untyped-call]
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # What torch otherwise wraps round a mode imports the whole compiler, which takes over a second.
+        return False
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        # Under a mode that says no, one call makes compiled code eager for the rest of the process.
+        return True
+
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        # How an older torch, which lacks the switch above, is told the same.
+        return not _HAS_OWN_SWITCH
+
+
+_COMPOSITE_KEY = torch._C.DispatchKey.CompositeImplicitAutograd
+
+# Memory without values: a replay has nothing to compute.
+_ALLOCATIONS = frozenset("empty empty_like empty_strided empty_permuted new_empty new_empty_strided".split())
+
+# These change a tensor's view of its memory, not the memory; a second run would change it once more.
+_METADATA_ONLY = frozenset("set_ resize_ resize_as_ detach_ requires_grad_ rename_".split())
+
+# Normalisation updates its running statistics without saying so in its schema.
+_UNDECLARED_WRITES = frozenset({"running_mean", "running_var"})
+_WRITE_SWITCHES = frozenset({"training", "train", "use_input_stats"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traits:
+    """One operator: is it made of others, random, a mere allocation; which of its arguments does it write."""
+
+    name: str
+    composite: Callable[..., Any] | None
+    """Runs the operator by its parts, each of which is dispatched; None where it has no parts."""
+    random: bool
+    allocates: bool
+    metadata_only: bool
+    lifts: bool
+    _writes: tuple[tuple[int, str], ...]
+    _undeclared: tuple[tuple[int, str], ...]
+    _switch: tuple[int, str] | None
+
+    def written(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+        """The tensors that this call writes to."""
+        places = self._writes
+        if self._switch is not None and _argument(self._switch, args, kwargs):
+            places += self._undeclared
+        return [tensor for place in places for tensor in tensors_of(_argument(place, args, kwargs))]
+
+
+@functools.cache
+def traits_of(func: torch._ops.OpOverload) -> Traits:
+    places = [(index, argument.name) for index, argument in enumerate(func._schema.arguments)]
+    base = func._schema.name.partition("::")[2]
+    tags = {tag.name for tag in func.tags}
+    return Traits(
+        name=str(func.overloadpacket),
+        composite=_composite(func),
+        random="nondeterministic_seeded" in tags,
+        allocates=base in _ALLOCATIONS,
+        metadata_only=base in _METADATA_ONLY or "inplace_view" in tags,
+        lifts=base == "lift_fresh",
+        _writes=tuple(
+            place
+            for place, argument in zip(places, func._schema.arguments, strict=True)
+            if argument.alias_info is not None and argument.alias_info.is_write
+        ),
+        _undeclared=tuple(place for place in places if place[1] in _UNDECLARED_WRITES),
+        _switch=next((place for place in places if place[1] in _WRITE_SWITCHES), None),
+    )
+
+
+def tensors_of(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors in an operator's arguments or results: alone, or in lists."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from tensors_of(item)
+    elif isinstance(value, dict):
+        yield from tensors_of(list(value.values()))
+
+
+def baked(value: Any, alias: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """The same arguments by address: each tensor as ``alias`` gives it, lists copied."""
+    if isinstance(value, torch.Tensor):
+        return alias(value)
+    if type(value) in (list, tuple):
+        return type(value)([baked(item, alias) for item in value])
+    if isinstance(value, dict):
+        return {key: baked(item, alias) for key, item in value.items()}
+    return value
+
+
+def _argument(place: tuple[int, str], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    index, name = place
+    return args[index] if index < len(args) else kwargs.get(name)
+
+
+def _composite(func: torch._ops.OpOverload) -> Callable[..., Any] | None:
+    schema = func._schema
+    name = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    if not has_kernel(name, "CompositeImplicitAutograd") or has_kernel(name, "CPU"):
+        return None
+    # Not func.decompose(): torch registers Python decompositions there whose last bits differ.
+    return functools.partial(func._op_dk, _COMPOSITE_KEY)
+
+
+Call = Callable[..., Any]
+
+_MODULES = tuple(
+    module
+    for module in (
+        torch._C._VariableFunctions,
+        torch._C._nn,
+        *(getattr(torch._C, name, None) for name in ("_linalg", "_special", "_fft")),
+    )
+    if module is not None
+)
+
+
+def bind(func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> Call:
+    """A callable without arguments that runs ``func``; ``result`` is what it returned before."""
+    found = find_binding(func, args, kwargs, result, kwargs)
+    return found or functools.partial(func._op, *args, **kwargs)
+
+
+def find_binding(
+    func: torch._ops.OpOverload,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    result: Any,
+    spelled: Mapping[str, Any],
+) -> Call | None:
+    """The binding that dispatches ``func(*args, **kwargs)`` when called as ``binding(*args, **spelled)``."""
+    for binding in _candidates(func, args):
+        probe = _Probe(result)
+        try:
+            with probe:
+                binding(*args, **spelled)
+        except (TypeError, RuntimeError, ValueError):  # a binding of another signature says so in one of these
+            continue
+        if probe.saw(func, args, kwargs):
+            return functools.partial(binding, *args, **spelled)
+    return None
+
+
+def _candidates(func: torch._ops.OpOverload, args: tuple[Any, ...]) -> Iterator[Call]:
+    name = func._schema.name.partition("::")[2]
+    # The base class: torch.Tensor's own methods may be Python, or guarded for the time of the recording.
+    if args and isinstance(args[0], torch.Tensor) and hasattr(torch._C.TensorBase, name):
+        yield getattr(torch._C.TensorBase, name)
+    for module in _MODULES:
+        if hasattr(module, name):
+            yield getattr(module, name)
+
+
+class _Probe(QuietMode):
+    """Sees what would be dispatched, and answers with a known result instead of running it."""
+
+    def __init__(self, answer: Any) -> None:
+        super().__init__()
+        self._answer = answer
+        self._seen: list[tuple[Any, tuple[Any, ...], Mapping[str, Any]]] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        self._seen.append((func, args, kwargs or {}))
+        return self._answer
+
+    def saw(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        return len(self._seen) == 1 and self._seen[0][0] is func and _same(self._seen[0][1:], (args, dict(kwargs)))
+
+
+def _same(seen: Any, wanted: Any) -> bool:
+    if isinstance(seen, torch.Tensor) or isinstance(wanted, torch.Tensor):
+        return seen is wanted
+    if isinstance(seen, (list, tuple)):
+        return (
+            isinstance(wanted, (list, tuple))
+            and len(seen) == len(wanted)
+            and all(_same(a, b) for a, b in zip(seen, wanted, strict=True))
+        )
+    if isinstance(seen, dict):
+        return (
+            isinstance(wanted, dict) and seen.keys() == wanted.keys() and all(_same(seen[k], wanted[k]) for k in seen)
+        )
+    return type(seen) is type(wanted) and bool(seen == wanted)

@@ -1,0 +1,182 @@
+"""The working tree against another revision: processes in turn, looked at when there are enough of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pytest_cudagraph import base_revision
+from pytest_cudagraph.base_revision.judge import LOOKS, base_change, judge_base
+from pytest_cudagraph.base_revision.processes import CollectedOutcome, RevisionProcess, Sample, SampledBatch
+from pytest_cudagraph.errors import RevisionError
+from pytest_cudagraph.protocols import ShowProgress
+from pytest_cudagraph.values import BaseComparison, BatchReport, GraphReport, Verdict
+
+Key = tuple[str, int]
+"""A test's name and a batch size."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """How the user called pytest."""
+
+    arguments: Sequence[str]
+    paths: Sequence[str]
+    """Those of the arguments that name what to collect."""
+    folder: Path
+    root: Path
+    has_cache: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgainstBase:
+    """What the comparison of two revisions has found, for each test to be held to."""
+
+    revision: str
+    max_slowdown: float
+    found: Mapping[Key, BaseComparison]
+
+    def judge(self, report: GraphReport, *, judged: bool, why_not: str) -> GraphReport:
+        """The report with what this found of each of its batch sizes."""
+
+        def with_base(batch: BatchReport) -> BatchReport:
+            base = self.found.get((report.name, batch.batch_size)) or BaseComparison(
+                revision=self.revision, missing="the processes of the comparison did not come to it"
+            )
+            base = replace(base, change=base_change(base))
+            judgement = judge_base(base, self.max_slowdown, judged=judged, why_not=why_not)
+            return replace(batch, base=base, judgements=(*batch.judgements, judgement))
+
+        return replace(report, batches=tuple(with_base(batch) for batch in report.batches))
+
+
+def compare_revisions(name: str, command: Command, max_slowdown: float, progress: ShowProgress) -> AgainstBase:
+    """Measure the user's tests in the working tree and at the revision ``name``, and pair what was found.
+
+    Raises :class:`~pytest_cudagraph.errors.RevisionError` when the revision or either side cannot be measured.
+    Nothing stays behind: no worktree, no process, no file.
+    """
+    revision = base_revision.find_revision(command.folder, name)
+    _check_root(command.root, revision.top)
+    with base_revision.checked_out(revision) as tree:
+        folder = tree.parent
+        sides = {
+            "base": _side(f"the base, {revision},", revision.top, tree, command, folder),
+            "head": _side("the working tree", revision.top, revision.top, command, folder),
+        }
+        samples: dict[str, list[Sample]] = {"base": [], "head": []}
+        for before, look in zip((0, *LOOKS), LOOKS, strict=False):
+            for number, order in enumerate(base_revision.run_order(before, look), start=before):
+                for side in order:
+                    progress(f"{side}, process {number + 1} of {look}")
+                    samples[side].append(sides[side].sample(folder / f"{side}-{number}"))
+                _check_imports(samples["base"][-1], revision.top, tree, str(revision))
+            found = pair(samples["base"], samples["head"], str(revision))
+            if not _is_open(found, max_slowdown):
+                break
+    return AgainstBase(revision=str(revision), max_slowdown=max_slowdown, found=found)
+
+
+def _check_root(root: Path, top: Path) -> None:
+    """Tests are named from pytest's root directory: from one around the repository those of a checkout differ."""
+    if root in top.parents:
+        raise RevisionError(
+            f"pytest's root directory must not lie above the repository, {top}; found {root}\n"
+            f"  a checkout has no such folder around it, and its tests would be named otherwise: --rootdir={top}"
+        )
+
+
+def _side(name: str, top: Path, tree: Path, command: Command, folder: Path) -> RevisionProcess:
+    cache = folder / f"cache-{'head' if tree == top else 'base'}" if command.has_cache else None
+    return RevisionProcess(
+        name=name,
+        top=top,
+        tree=tree,
+        folder=command.folder,
+        root=command.root,
+        arguments=command.arguments,
+        paths=command.paths,
+        cache=cache,
+    )
+
+
+def _check_imports(sample: Sample, top: Path, tree: Path, revision: str) -> None:
+    foreign = base_revision.foreign_modules(sample, top, tree)
+    if foreign:
+        raise RevisionError(
+            f"the processes of {revision} must import its own code; found {len(foreign)} of the working tree's files "
+            f"imported there, the first {foreign[0]}\n"
+            "  an installed package that points into the working tree takes precedence: uninstall it for this run and\n"
+            "  let the tests import from the tree (pythonpath = in pytest's configuration, or PYTHONPATH)"
+        )
+
+
+def _is_open(found: Mapping[Key, BaseComparison], max_slowdown: float) -> bool:
+    return any(judge_base(each, max_slowdown).verdict is Verdict.INCONCLUSIVE for each in found.values())
+
+
+def pair(base: Sequence[Sample], head: Sequence[Sample], revision: str) -> dict[Key, BaseComparison]:
+    """What the n-th processes of both sides found, test by test. What either side lacks is said and not compared."""
+    keys = dict.fromkeys(key for sample in head for key in sample.batches)
+    return {key: _paired(key, base, head, revision) for key in keys}
+
+
+def _paired(key: Key, base: Sequence[Sample], head: Sequence[Sample], revision: str) -> BaseComparison:
+    befores, afters = [each.batches.get(key) for each in base], [each.batches.get(key) for each in head]
+    nodeid = next(sample.nodeids[key[0]] for sample in head if key in sample.batches)
+    for samples, found, side in ((base, befores, "base"), (head, afters, "head")):
+        ends = [sample.end_of(sample.nodeids.get(key[0], nodeid)) for sample in samples]
+        missing, odd = _missing(key, samples, found, ends, side), _odd(ends)
+        if missing:
+            return BaseComparison(revision=revision, missing=missing, why=odd.why if odd else "")
+    ones, others = [each for each in befores if each], [each for each in afters if each]
+    has_reference = all(each.reference_ns for each in (*ones, *others))
+    return BaseComparison(
+        revision=revision,
+        base_replay_ns=tuple(each.replay_ns or 0.0 for each in ones),
+        head_replay_ns=tuple(each.replay_ns or 0.0 for each in others),
+        base_eager_ns=tuple(each.eager_ns or 0.0 for each in ones),
+        head_eager_ns=tuple(each.eager_ns or 0.0 for each in others),
+        base_reference_ns=tuple(each.reference_ns or 0.0 for each in ones if has_reference),
+        head_reference_ns=tuple(each.reference_ns or 0.0 for each in others if has_reference),
+        base_kernels=ones[-1].kernels,
+        head_kernels=others[-1].kernels,
+    )
+
+
+def _missing(
+    key: Key,
+    samples: Sequence[Sample],
+    found: Sequence[SampledBatch | None],
+    ends: Sequence[CollectedOutcome | None],
+    side: str,
+) -> str:
+    """Why a side has no latency in each of its processes; empty where it has."""
+    if all(each is not None and each.replay_ns for each in found):
+        return ""
+    verdicts = sorted({each.verdict for each in found if each is not None and not each.replay_ns})
+    if verdicts:
+        return f"{', '.join(verdicts)} in the {side}"
+    if any(found):
+        return f"not measured in every process of the {side}"
+    return _unreported(ends, is_measured=all(key[0] in sample.nodeids for sample in samples))
+
+
+def _unreported(ends: Sequence[CollectedOutcome | None], *, is_measured: bool) -> str:
+    """Why the base tells nothing of a batch size.
+
+    New, with nothing to be slower than, is only what the base does not collect, or a size that it does not ask for: a
+    test that is there and did not come to measure must not pass for it.
+    """
+    odd = _odd(ends)
+    if odd is not None:
+        return f"{odd.how} in the base"
+    if not any(ends):
+        return "new: not in the base"
+    return "new: not a batch size of the base" if is_measured else "not measured by its test in the base"
+
+
+def _odd(ends: Sequence[CollectedOutcome | None]) -> CollectedOutcome | None:
+    """How a test ended that did not pass, in the first process that tells of it."""
+    return next((end for end in ends if end is not None and end.how != "passed"), None)

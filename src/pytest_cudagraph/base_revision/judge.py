@@ -1,0 +1,182 @@
+"""The gate against another revision, and its table below the run's own."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+
+from pytest_cudagraph.gate.wording import change_text, signed_text
+from pytest_cudagraph.report.columns import MAX_WIDTH, Column, grid
+from pytest_cudagraph.units import latency_text, percent_text, plural
+from pytest_cudagraph.values import BaseComparison, BatchReport, GraphReport, Interval, Judgement, Verdict
+
+LOOKS = (5, 10)
+"""How many pairs of processes there are when the comparison is looked at; the last look is final.
+
+Ten processes are the least that measurement across processes asks for (docs/statistics.md); a machine on which those
+cannot decide is looked at once more.
+"""
+
+_T_QUANTILES = {4: 4.604, 9: 3.250}
+"""Student's t at 0.995 by degrees of freedom, one less than the pairs of a look (scipy.stats.t.ppf(0.995, df)).
+
+Two looks at 0.5 % on each side: by Bonferroni at most 1 % of unchanged tests fail, and at most 1 % of those as slow as
+is just not allowed pass, if the pairs' log-ratios are normal.
+"""
+
+_UNMOVED = 0.02
+"""An eager side that moved less is said not to have changed."""
+
+
+def base_change(found: BaseComparison) -> Interval | None:
+    """Head's replay over base's, with the 99 % interval of the mean log-ratio over pairs; None where there is none.
+
+    Each replay is divided by the reference workload of its own process, where there is one: what slows the machine for
+    a while slows both. Student's t over processes, because the layout of a process is noise of its own that more calls
+    do not average out.
+    """
+    logs = _log_ratios(found.head_replay_ns, found.base_replay_ns)
+    if found.head_reference_ns:
+        references = _log_ratios(found.head_reference_ns, found.base_reference_ns)
+        logs = [log - reference for log, reference in zip(logs, references, strict=True)]
+    quantile = _T_QUANTILES.get(len(logs) - 1)
+    if quantile is None:
+        return None
+    mean, error = statistics.fmean(logs), statistics.stdev(logs) / math.sqrt(len(logs))
+    return Interval(
+        estimate=math.exp(mean), low=math.exp(mean - quantile * error), high=math.exp(mean + quantile * error)
+    )
+
+
+def judge_base(found: BaseComparison, max_slowdown: float, *, judged: bool = True, why_not: str = "") -> Judgement:
+    """Failed when the whole interval lies above ``max_slowdown``, passed when all of it is allowed, else inconclusive.
+
+    A test that the base does not have passes: there is nothing it could be slower than.
+    """
+    change = base_change(found)
+    if change is None:
+        verdict = Verdict.PASSED if found.missing.startswith("new") else Verdict.NOT_JUDGED
+        reason = f"not compared with {found.revision}: {found.missing}{': ' if found.why else ''}{found.why}"
+        return Judgement(gate="base", verdict=verdict, reason=reason)
+    reason = f"replay is {_change_text(change, found)}; allowed is {percent_text(max_slowdown)}"
+    evidence = _evidence(found)
+    if not judged:
+        evidence = (reason, *evidence)
+        return Judgement(
+            gate="base", verdict=Verdict.NOT_JUDGED, reason=f"latency is not judged: {why_not}", evidence=evidence
+        )
+    verdict = _verdict(change, 1.0 + max_slowdown)
+    remedy = "run again on a quieter machine" if verdict is Verdict.INCONCLUSIVE else ""
+    accept = _acceptable(change) if verdict is Verdict.FAILED else None
+    return Judgement(gate="base", verdict=verdict, reason=reason, evidence=evidence, remedy=remedy, accept=accept)
+
+
+def _verdict(change: Interval, allowed_ratio: float) -> Verdict:
+    if change.low > allowed_ratio:
+        return Verdict.FAILED
+    return Verdict.PASSED if change.high <= allowed_ratio else Verdict.INCONCLUSIVE
+
+
+def _change_text(change: Interval, found: BaseComparison) -> str:
+    """``10 % slower than in HEAD~1 (a1b2c3d), 99% interval +8.9 % to +12 %``."""
+    relative = " relative to the reference workload" if found.head_reference_ns else ""
+    direction = "slower" if change.estimate >= 1.0 else "faster"
+    size = percent_text(abs(change.estimate - 1.0))
+    interval = f"99% interval {signed_text(change.low)} to {signed_text(change.high)}"
+    return f"{size} {direction} than in {found.revision}{relative}, {interval}"
+
+
+def _acceptable(change: Interval) -> float:
+    # The upper bound, rounded up: with the estimate the next run would be inconclusive.
+    allowed = math.ceil((change.high - 1.0) * 100) / 100
+    # The flag takes no number above 1.
+    return allowed if allowed <= 1.0 else math.inf
+
+
+def _evidence(found: BaseComparison) -> tuple[str, ...]:
+    replay = change_text(statistics.median(found.base_replay_ns), statistics.median(found.head_replay_ns))
+    pairs = plural(len(found.head_replay_ns), "pair")
+    lines = [f"base -> head: replay {replay}, lower quartiles in {pairs} of processes, in turn"]
+    lines += [line for line in (_eager_text(found), _reference_text(found), _kernels_text(found)) if line]
+    return tuple(lines)
+
+
+def _reference_text(found: BaseComparison) -> str:
+    if not found.head_reference_ns:
+        return "not divided by a reference workload"
+    change = change_text(statistics.median(found.base_reference_ns), statistics.median(found.head_reference_ns))
+    return f"divided by the reference workload of each process ({change})"
+
+
+def _eager_text(found: BaseComparison) -> str:
+    logs = _log_ratios(found.head_eager_ns, found.base_eager_ns)
+    if not logs:
+        return ""
+    change = change_text(statistics.median(found.base_eager_ns), statistics.median(found.head_eager_ns))
+    ratio = math.exp(statistics.fmean(logs))
+    if abs(ratio - 1.0) < _UNMOVED:
+        return f"eager did not change ({change})"
+    return f"eager got {percent_text(abs(ratio - 1.0))} {'slower' if ratio > 1.0 else 'faster'} ({change})"
+
+
+def _kernels_text(found: BaseComparison) -> str:
+    before, after = found.base_kernels, found.head_kernels
+    if before is None or after is None:
+        return ""
+    return f"{plural(after, 'kernel')} in both" if before == after else f"{before} -> {plural(after, 'kernel')}"
+
+
+def _log_ratios(head_ns: Sequence[float], base_ns: Sequence[float]) -> list[float]:
+    return [math.log(head / base) for head, base in zip(head_ns, base_ns, strict=True)]
+
+
+_COLUMNS = (
+    Column(title="test", right=False),
+    Column(title="batch"),
+    Column(title="base"),
+    Column(title="head"),
+    Column(title="change"),
+    Column(title="kernels"),
+    Column(title="verdict", right=False),
+)
+
+
+def base_table(reports: Iterable[GraphReport], width: int = MAX_WIDTH) -> list[str]:
+    """One line per test and batch size that was held against a base, below a line that names it; else no lines."""
+    found = [(report, batch, batch.base) for report in reports for batch in report.batches if batch.base is not None]
+    lines: list[str] = []
+    for revision in dict.fromkeys(base.revision for _, _, base in found):
+        rows = [_row(report, batch, base) for report, batch, base in found if base.revision == revision]
+        divided = any(base.revision == revision and base.head_reference_ns for _, _, base in found)
+        change = "; change: relative to the reference workload" if divided else ""
+        lines += [f"replay at {revision} (base) and in the working tree (head), lower quartiles of processes{change}"]
+        lines += grid(_COLUMNS, _named_once(rows), width=width)
+    return lines
+
+
+def _named_once(rows: list[list[str]]) -> list[list[str]]:
+    return [["" if index and row[0] == rows[index - 1][0] else row[0], *row[1:]] for index, row in enumerate(rows)]
+
+
+def _row(report: GraphReport, batch: BatchReport, base: BaseComparison) -> list[str]:
+    judgement = next((each for each in batch.judgements if each.gate == "base"), None)
+    verdict = judgement.verdict.value.replace("-", " ") if judgement else "-"
+    if base.change is None:
+        return [report.name, str(batch.batch_size), "-", "-", "-", "-", base.missing]
+    before_ns, after_ns = statistics.median(base.base_replay_ns), statistics.median(base.head_replay_ns)
+    return [
+        report.name,
+        str(batch.batch_size),
+        latency_text(before_ns),
+        latency_text(after_ns),
+        f"{'+' if base.change.estimate >= 1.0 else '-'}{percent_text(abs(base.change.estimate - 1.0))}",
+        _kernels(base.base_kernels, base.head_kernels),
+        "slower" if verdict == "failed" else verdict,
+    ]
+
+
+def _kernels(before: int | None, after: int | None) -> str:
+    if before is None or after is None:
+        return "-"
+    return str(after) if before == after else f"{before} -> {after}"

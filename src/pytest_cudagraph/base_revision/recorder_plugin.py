@@ -1,0 +1,106 @@
+"""In a process that ``--cudagraph-base`` starts: which tests it collected, how each ended, what it imported."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from pytest_cudagraph.settings.marks import uses_plugin
+
+
+def record_base_run(config: pytest.Config, folder: Path) -> None:
+    """Have this process leave what it has seen in ``folder``, beside what it measured."""
+    config.pluginmanager.register(BaseRunRecorder(config, folder), "pytest-cudagraph-witness")
+
+
+class BaseRunRecorder:
+    """A pytest plugin: without it, a test that could not be measured would pass for one that is not there."""
+
+    def __init__(self, config: pytest.Config, folder: Path) -> None:
+        self._folder = folder
+        self._ends: dict[str, tuple[str, str]] = {}
+        self._broken: list[str] = []
+        self._wanted = [] if config.option.pyargs else _take_names(config)
+
+    def pytest_itemcollected(self, item: pytest.Item) -> None:
+        self._ends.setdefault(item.nodeid, ("not run", ""))
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self._broken.append(report.nodeid)
+        elif report.skipped:
+            self._ends[report.nodeid] = ("skipped", _skip_text(report))
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        named = {item: not self._wanted or any(_names(*each, item) for each in self._wanted) for item in items}
+        others = [item for item in items if not named[item]]
+        if others:
+            items[:] = [item for item in items if named[item]]
+            config.hook.pytest_deselected(items=others)
+
+    def pytest_deselected(self, items: Sequence[pytest.Item]) -> None:
+        for item in items:
+            self._ends[item.nodeid] = ("deselected" if uses_plugin(item) else "without a fixture of this plugin", "")
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.skipped:
+            self._ends[report.nodeid] = ("skipped", _skip_text(report))
+        elif report.failed:
+            how = "failed" if report.when == "call" else f"failed in {report.when}"
+            self._ends[report.nodeid] = (how, _error_text(report))
+        elif report.passed and report.when == "call":
+            self._ends[report.nodeid] = ("passed", "")
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, exitstatus: int) -> None:
+        from pytest_cudagraph.base_revision.processes import COURSE, MODULES, module_files
+
+        codes = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED)
+        course = {"is_finished": exitstatus in codes, "broken": self._broken, "ends": self._ends}
+        (self._folder / COURSE).write_text(json.dumps(course), encoding="utf-8")
+        (self._folder / MODULES).write_text(json.dumps(module_files(sys.modules.values())), encoding="utf-8")
+
+
+def _take_names(config: pytest.Config) -> list[tuple[Path, str]]:
+    """Have pytest collect the whole files that tests are named of, and give what was named.
+
+    Pytest runs nothing at all where a file lacks one of the tests; here it is a test that this revision does not have.
+    """
+    named = [argument.partition("::") for argument in config.args]
+    if not any(colons for _, colons, _ in named):
+        return []
+    config.args = list(dict.fromkeys(file for file, _, _ in named))
+    folder = config.invocation_params.dir
+    return [(Path(os.path.normpath(folder / file)), names) for file, _, names in named]
+
+
+def _names(path: Path, names: str, item: pytest.Item) -> bool:
+    """Whether ``path::names`` names a test: by a folder, file, class or function, or one of its parameters."""
+    found = item.nodeid.partition("::")[2]
+    is_below = path == item.path or path in item.path.parents
+    return is_below and (not names or found == names or found.startswith((f"{names}::", f"{names}[")))
+
+
+def _skip_text(report: pytest.TestReport | pytest.CollectReport) -> str:
+    if isinstance(report.longrepr, tuple):
+        return _first_line(report.longrepr[2].removeprefix("Skipped: "))
+    return _first_line(getattr(report, "wasxfail", ""))
+
+
+def _error_text(report: pytest.TestReport) -> str:
+    """``FileNotFoundError: ...``; of an error that pytest tells in its own way, the first line that tells of it."""
+    crash = getattr(report.longrepr, "reprcrash", None)
+    if crash is not None:
+        return _first_line(crash.message)
+    told = [line.removeprefix("E").strip() for line in report.longreprtext.splitlines() if line.startswith("E ")]
+    return _first_line("\n".join(told) or report.longreprtext)
+
+
+def _first_line(text: str) -> str:
+    return next((line.strip() for line in text.splitlines() if line.strip()), "")

@@ -1,0 +1,270 @@
+"""How far a replay is from what earlier sessions saved of it, and how far an unchanged one could be.
+
+Latencies of unchanged code differ from session to session by more than they do within one; more calls do not help. So
+a baseline keeps the last sessions, and a new one is held against their prediction bound (docs/baselines.md).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from pytest_cudagraph.values import Comparison, DeviceInfo, Latency, SavedBatch, Session, Timing
+
+KEPT = 10
+"""Sessions per entry. The bound hardly narrows beyond: at 10 it is 7 % wider than with any number of them."""
+
+ENOUGH = 5
+"""Sessions from which on their own spread counts; fewer cannot tell it."""
+
+PRIOR_SPREAD = 0.03
+"""The standard deviation between sessions that is assumed before there are enough, as a log-ratio.
+
+Measured on one virtual machine: 1.3 % between 100 quiet sessions, more beside noisy neighbours; CodSpeed published
+2.66 % across hosted runners. See docs/statistics.md.
+"""
+
+LEAST_SPREAD = 0.004
+"""The smallest spread believed: what 100 sessions had when divided by a reference.
+
+Without it one unchanged update in ten begins the history anew on a very quiet machine, with it none.
+"""
+
+_NORMAL_QUANTILE = 1.645
+_T_QUANTILES = {4: 2.132, 5: 2.015, 6: 1.943, 7: 1.895, 8: 1.860, 9: 1.833}
+"""At 0.95, one-sided: of the normal distribution, and of Student's t by degrees of freedom.
+
+One less than the sessions (scipy.stats.norm.ppf(0.95), scipy.stats.t.ppf(0.95, df)).
+"""
+
+_REST_LOG = 0.1
+"""How far apart, as a log-ratio, the quartiles of a run lie on a machine at rest; what is beyond is its unrest.
+
+Measured: 3 % on a quiet machine, 30 % and more where other processes want the same cores.
+"""
+
+_UNREST_SHARE = 0.4
+"""The margin grows by this share of the unrest of both sides, taken as independent errors.
+
+A median of many calls lies nearer than their quartiles. Without it 5.6 % of unchanged replays failed on a busy
+machine, with it 1.0 % (docs/baselines.md).
+"""
+
+_ALIKE_LOG = 0.005
+"""Two statistics this near say the same: the message then speaks of the median, which every table shows."""
+
+_ARM_MOVED_LOG = 2 * PRIOR_SPREAD
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatencyChange:
+    """One replay beside the sessions of an entry: how far it is off, and how far an unchanged one could be."""
+
+    what: str
+    """``median``, or ``lower quartile`` where that moved less."""
+    before_ns: float
+    """Geometric mean of the sessions."""
+    after_ns: float
+    log_ratio: float
+    """After over before; divided by the reference workload's own ratio where ``reference_ns`` is given.
+
+    On a busy machine the nearer to no change of both, divided or not: a slowdown shows in both.
+    """
+    margin_log: float
+    """Half of the 90 % prediction interval: each bound holds for 95 % of unchanged sessions."""
+    spread: float
+    """Standard deviation between sessions that the margin is made of."""
+    sessions: int
+    unrest_log: float = 0.0
+    """The part of the margin that is for other work on the machine, now and when the sessions were saved."""
+    apart_log: float = 0.0
+    """How much further up ``log_ratio`` lies in the reading that was not taken: it is not ruled out."""
+    reference_ns: tuple[float, float] | None = None
+    """The reference workload, before (geometric mean) and after; None where latencies were compared as they are."""
+
+    @property
+    def is_prior(self) -> bool:
+        """Whether the spread is assumed, for want of sessions."""
+        return self.sessions < ENOUGH
+
+    @property
+    def is_no_longer(self) -> bool:
+        """Whether the replay takes no longer than saved, undivided.
+
+        Such a replay must not fail: of replays saved on a machine that was steadily up to 1.9 times slower, 16 %
+        would. On other machines this changes nothing.
+        """
+        return self.after_ns <= self.before_ns
+
+    @property
+    def high_log(self) -> float:
+        """The upper end of the interval; the lower one is ``log_ratio - margin_log``."""
+        return self.log_ratio + self.apart_log + self.margin_log
+
+    def comparison(self, max_slowdown: float) -> Comparison:
+        """``slower`` or ``same`` when all of the interval is beyond ``max_slowdown`` or within it, else ``uncertain``.
+
+        A replay that takes no longer than saved is never ``slower``, however the reference moved. Under the assumed
+        spread half of what is allowed is the ``same`` too: the interval alone would never pass a gate tighter than it.
+        ``faster`` when the gain is beyond the tolerance and all of the interval is a gain.
+        """
+        allowed_log = math.log1p(max_slowdown)
+        if self.log_ratio - self.margin_log > allowed_log and not self.is_no_longer:
+            return "slower"
+        is_small = self.is_prior and self.log_ratio + self.apart_log <= allowed_log / 2
+        if self.high_log > allowed_log and not is_small:
+            return "uncertain"
+        return "faster" if -self.log_ratio > max(allowed_log, self.margin_log) else "same"
+
+
+def session_of(timing: Timing, device: DeviceInfo, *, date: str = "", commit: str = "") -> Session:
+    """What a baseline keeps of a measurement."""
+    reference = timing.reference
+    return Session(
+        date=date,
+        commit=commit,
+        software=device.software,
+        q25_ns=timing.replay.q25_ns,
+        median_ns=timing.replay.median_ns,
+        reference_q25_ns=reference.q25_ns if reference else None,
+        reference_median_ns=reference.median_ns if reference else None,
+        unrest_log=max(map(_beyond_rest_log, (reference, timing.replay))) if reference else 0.0,
+    )
+
+
+def _beyond_rest_log(latency: Latency) -> float:
+    # Of the replay too: where a machine is shared for a fifth of a run, one of the two may show nothing between its
+    # quartiles, and yet the quartiles are of different machines.
+    return max(math.log(latency.q75_ns / latency.q25_ns) - _REST_LOG, 0.0)
+
+
+def change(saved: SavedBatch, now: Session) -> LatencyChange:
+    """Hold a session against those of ``saved``, each divided by its reference workload where that is possible.
+
+    Latencies are compared undivided where no reference was read, and under other software: the reference has changed
+    there as well, and would hide what the change costs. A disturbed reference can prevent a failure, never cause one.
+    """
+    sessions = history(saved)[-KEPT:]
+    divisible = [each for each in sessions if each.reference_median_ns and each.software == now.software]
+    if not divisible or now.reference_median_ns is None:
+        return _least_change(sessions, now, divided=False)
+    found = _least_change(divisible, now, divided=True)
+    if not found.unrest_log:
+        return found
+    # Without this second reading 3.9 % of unchanged replays failed on a busy machine, with it 1.0 %.
+    as_it_is = _least_change(divisible, now, divided=False)
+    least = _nearer(found, replace(as_it_is, margin_log=found.margin_log, spread=found.spread))
+    return replace(least, apart_log=max(found.log_ratio - least.log_ratio, 0.0))
+
+
+def _least_change(sessions: Sequence[Session], now: Session, *, divided: bool) -> LatencyChange:
+    """Median or lower quartile: a neighbour's burst moves one of them, a real change moves both.
+
+    By the median alone 3.4 % of unchanged replays failed on a busy machine, by both 1.0 %.
+    """
+    median = _change("median", _medians_ns, sessions, now, divided=divided)
+    return _nearer(median, _change("lower quartile", _quartiles_ns, sessions, now, divided=divided))
+
+
+def _nearer(one: LatencyChange, other: LatencyChange) -> LatencyChange:
+    return other if abs(other.log_ratio) < abs(one.log_ratio) - _ALIKE_LOG else one
+
+
+def _medians_ns(session: Session) -> tuple[float, float | None]:
+    return session.median_ns, session.reference_median_ns
+
+
+def _quartiles_ns(session: Session) -> tuple[float, float | None]:
+    return session.q25_ns, session.reference_q25_ns
+
+
+def _change(
+    what: str,
+    statistic: Callable[[Session], tuple[float, float | None]],
+    sessions: Sequence[Session],
+    now: Session,
+    *,
+    divided: bool,
+) -> LatencyChange:
+    """Prediction interval for one more observation of a normal population: mean +- t s sqrt(1 + 1/k).
+
+    Hahn and Meeker, Statistical Intervals (1991), section 4.8.
+    """
+    pairs_ns = [statistic(each) for each in (*sessions, now)]
+    *replay_logs, replay_log = [math.log(replay_ns) for replay_ns, _ in pairs_ns]
+    *divisor_logs, divisor_log = [math.log(ns) if divided and ns else 0.0 for _, ns in pairs_ns]
+    spread, quantile = _spread([replay - divisor for replay, divisor in zip(replay_logs, divisor_logs, strict=True)])
+    count = len(sessions)
+    before_log, before_divisor_log = sum(replay_logs) / count, sum(divisor_logs) / count
+    unrest_log = _UNREST_SHARE * math.hypot(now.unrest_log, *(each.unrest_log / count for each in sessions))
+    return LatencyChange(
+        what=what,
+        before_ns=math.exp(before_log),
+        after_ns=pairs_ns[-1][0],
+        log_ratio=(replay_log - divisor_log) - (before_log - before_divisor_log),
+        margin_log=quantile * spread * math.sqrt(1 + 1 / count) + unrest_log,
+        spread=spread,
+        sessions=count,
+        unrest_log=unrest_log,
+        reference_ns=(math.exp(before_divisor_log), math.exp(divisor_log)) if divided else None,
+    )
+
+
+def _spread(logs: Sequence[float]) -> tuple[float, float]:
+    """Standard deviation between sessions, and the quantile that goes with it."""
+    if len(logs) < ENOUGH:
+        return PRIOR_SPREAD, _NORMAL_QUANTILE
+    # Not statistics.stdev, whose exact fractions take a second for 10,000 entries.
+    mean, freedom = sum(logs) / len(logs), len(logs) - 1
+    return max(LEAST_SPREAD, math.sqrt(sum((each - mean) ** 2 for each in logs) / freedom)), _T_QUANTILES[freedom]
+
+
+def history(saved: SavedBatch) -> tuple[Session, ...]:
+    """The sessions of an entry; what an older file holds is one."""
+    if saved.sessions:
+        return saved.sessions
+    return (
+        Session(
+            date=saved.saved_at[:10],
+            commit="",
+            software=saved.device.software,
+            q25_ns=saved.replay.q25_ns,
+            median_ns=saved.replay.median_ns,
+        ),
+    )
+
+
+def is_continued(saved: SavedBatch, new: SavedBatch) -> bool:
+    """Whether ``new`` found what is saved: the same kernels and software on the same hardware, as fast as before.
+
+    As fast: within the margin for unchanged sessions of a machine at rest. Whatever else was accepted begins a history
+    of its own.
+    """
+    if (saved.kernels, dict(saved.kernel_names)) != (new.kernels, dict(new.kernel_names)):
+        return False
+    if saved.device.hardware_changes(new.device) or saved.device.software != new.device.software:
+        return False
+    if (saved.compiled is None) != (new.compiled is None):
+        return False
+    found = change(saved, history(new)[-1])
+    return abs(found.log_ratio) + found.apart_log <= found.margin_log - found.unrest_log
+
+
+def continued(saved: SavedBatch, new: SavedBatch) -> SavedBatch:
+    """The entry to keep: ``new`` alone, or, where it found what is saved, that with one session more.
+
+    Its latencies then stay as they are unless eager or compiled moved: a diff shows a line, and not a new set of noise.
+    """
+    if not is_continued(saved, new):
+        return new
+    sessions = (*history(saved), *history(new))[-KEPT:]
+    return replace(new if arms_moved(saved, new) else saved, sessions=sessions)
+
+
+def arms_moved(saved: SavedBatch, new: SavedBatch) -> bool:
+    """Whether eager or compiled differ by more than two sessions of the same code do."""
+    pairs = [(saved.eager, new.eager)]
+    if saved.compiled and new.compiled:
+        pairs.append((saved.compiled, new.compiled))
+    return any(abs(math.log(after.median_ns / before.median_ns)) > _ARM_MOVED_LOG for before, after in pairs)

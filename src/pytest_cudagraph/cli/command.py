@@ -1,0 +1,151 @@
+"""``pytest-cudagraph``: what can be asked outside of a test run."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import io
+import json
+import os
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from pytest_cudagraph import report
+from pytest_cudagraph.cli import baselines, comparison, doctor
+from pytest_cudagraph.cli.output import USAGE, CommandOutput
+from pytest_cudagraph.errors import CudagraphError
+
+if TYPE_CHECKING:
+    from importlib.resources.abc import Traversable
+
+_INDEX = "README.md"
+_SUFFIX = ".md"
+
+
+def add_command(parser: argparse.ArgumentParser) -> None:
+    """The arguments of ``explain``."""
+    parser.add_argument("ids", nargs="*", metavar="ID", help="the id of a hazard; without one, all of them")
+    parser.set_defaults(run=_explain)
+
+
+def _explain(arguments: argparse.Namespace) -> CommandOutput:
+    pages = _pages()
+    if not arguments.ids:
+        return CommandOutput(lines=_listed(pages))
+    lines: list[str] = []
+    for id_ in arguments.ids:
+        if id_ not in pages:
+            raise CudagraphError(_unknown(id_, sorted(pages)))
+        lines += ["", *pages[id_].splitlines()] if lines else pages[id_].splitlines()
+    return CommandOutput(lines=lines)
+
+
+def _unknown(id_: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(id_.lower(), known, n=3, cutoff=0.5)
+    if near:
+        return f"no hazard is called {id_}; nearest: {', '.join(near)} (explain without an id lists all)"
+    return f"no hazard is called {id_}; there are: {', '.join(known)}"
+
+
+def _listed(pages: dict[str, str]) -> list[str]:
+    """Two lines an id; the third line of each page says ``Loud: what it is`` or ``Silent: what it is``."""
+    lines = []
+    for id_, page in pages.items():
+        kind, _, what = page.splitlines()[2].partition(": ")
+        lines += [f"{id_} ({kind.lower()})", f"  {what.rstrip('.')}"]
+    return lines
+
+
+def _pages() -> dict[str, str]:
+    """Every page by its id. Raises :class:`~pytest_cudagraph.errors.CudagraphError` where none was installed."""
+    found = {each.name: each for each in _folder().iterdir() if each.name.endswith(_SUFFIX)}
+    found.pop(_INDEX, None)
+    return {name.removesuffix(_SUFFIX): found[name].read_text(encoding="utf-8") for name in sorted(found)}
+
+
+def _folder() -> Traversable:
+    installed = resources.files(__package__).joinpath("hazards")
+    if installed.is_dir():
+        return installed
+    # A source tree, or an editable install of one: the wheel is where docs/hazards becomes part of the package.
+    source = Path(__file__).resolve().parents[3] / "docs" / "hazards"
+    if source.is_dir():
+        return source
+    raise CudagraphError(f"the pages on hazards are missing: neither {installed} nor {source} is a folder")
+
+
+_EXIT_CODES = (
+    "exit codes: 0 fine; 1 a regression (compare) or a machine unfit to judge speed (doctor); "
+    "2 something cannot be told (compare --strict); 4 a mistake of use, or a file that cannot be read"
+)
+
+
+class _Parser(argparse.ArgumentParser):
+    """Also of every subcommand: each ends its help with the exit codes."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(epilog=_EXIT_CODES, **kwargs)
+
+    def error(self, message: str) -> NoReturn:
+        # argparse ends with 2, which here means inconclusive.
+        self.exit(USAGE, f"{self.prog}: {message}\n{self.format_usage()}")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return the exit code; mistakes in the command line itself raise ``SystemExit(4)``."""
+    arguments = _parser().parse_args(argv)
+    try:
+        answer: CommandOutput = arguments.run(arguments)
+    except CudagraphError as exc:
+        print(f"pytest-cudagraph: {exc}", file=sys.stderr)
+        return USAGE
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A terminal without "µ" is a reason for a "?", not for a traceback.
+        sys.stdout.reconfigure(errors="replace")
+    try:
+        for line in answer.lines:
+            print(line)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever reads has seen enough (``| head``); what Python would still flush at exit goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return answer.exit_code
+
+
+def _parser() -> _Parser:
+    parser = _Parser(prog="pytest-cudagraph", description="Baselines, reports and the state of this machine.")
+    parser.add_argument("--version", action="version", version=f"pytest-cudagraph {doctor.version('pytest-cudagraph')}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    baselines.add_commands(commands.add_parser("baseline", help="list, show and prune baseline files"))
+    comparison.add_command(commands.add_parser("compare", help="compare two baseline files"))
+    add_command(commands.add_parser("explain", help="what a hazard is, and how it is mended"))
+    command = commands.add_parser("report", help="show the table of a --cudagraph-json document")
+    command.add_argument("file", type=Path, metavar="FILE.json")
+    command.set_defaults(run=_report)
+    doctor.add_command(commands.add_parser("doctor", help="this machine: its device, its health, its noise floor"))
+    return parser
+
+
+def _report(arguments: argparse.Namespace) -> CommandOutput:
+    try:
+        found = json.loads(arguments.file.read_text(encoding="utf-8-sig"))
+        rows = report.rows_of_document(found)
+    except OSError as exc:
+        raise CudagraphError(f"{arguments.file}: cannot be read ({exc.strerror})") from exc
+    except ValueError as exc:
+        raise CudagraphError(f"{arguments.file}: {exc}") from exc
+    counted = Counter(row.word for row in rows)
+    return CommandOutput(lines=[*_device_of(found), *report.render(rows), *report.closing([], counted)])
+
+
+def _device_of(document: dict[str, Any]) -> list[str]:
+    device = document.get("device")
+    if not isinstance(device, dict):
+        return []
+    kind = "cpu: " if device.get("kind") == "cpu" else ""
+    driver = f", driver {device['driver']}" if device.get("driver") else ""
+    return [f"{kind}{device.get('name')}{driver}, torch {device.get('torch')}"]

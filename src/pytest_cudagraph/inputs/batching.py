@@ -1,0 +1,235 @@
+"""From the user's example to one example per batch size."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from pytest_cudagraph import pytree
+from pytest_cudagraph.errors import InputError
+from pytest_cudagraph.inputs.example import Example, argument_name, check_leaves, check_one_device
+
+DEFAULT_DIM = 0
+"""For arguments that a tree does not name."""
+
+_TAKES = (
+    "it takes an int, None for tensors without a batch dimension, a tuple with one entry for each positional argument, "
+    "a dict of keyword arguments, or (positional, keywords)"
+)
+
+
+def batch_dims(batch_dim: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int | None]:
+    """The batch dimension of each leaf of ``(args, kwargs)``, in the order of :func:`pytree.flatten`.
+
+    Raises :class:`InputError` for a tree that does not match the arguments.
+    """
+    _, structure = pytree.flatten((args, kwargs))
+    of_args, of_kwargs = structure.children
+    if batch_dim is None or _is_int(batch_dim):
+        return _matched(batch_dim, structure, "batch_dim")
+    if isinstance(batch_dim, dict):
+        return _matched(DEFAULT_DIM, of_args, "batch_dim") + _matched(batch_dim, of_kwargs, "batch_dim")
+    if not isinstance(batch_dim, tuple | list):
+        raise InputError(f"batch_dim={batch_dim!r} is a {type(batch_dim).__name__}; {_TAKES}")
+    return _from_sequence(batch_dim, of_args, of_kwargs)
+
+
+def _from_sequence(batch_dim: Any, of_args: pytree.Structure, of_kwargs: pytree.Structure) -> list[int | None]:
+    """One entry for each positional argument; where that does not fit, a pair of both kinds of arguments."""
+    try:
+        return _matched(batch_dim, of_args, "batch_dim") + _matched(DEFAULT_DIM, of_kwargs, "batch_dim")
+    except InputError:
+        if len(batch_dim) != 2 or not (isinstance(batch_dim[1], dict) or of_kwargs.children):
+            raise
+    return _matched(batch_dim[0], of_args, "batch_dim[0]") + _matched(batch_dim[1], of_kwargs, "batch_dim[1]")
+
+
+def _matched(entry: Any, structure: pytree.Structure, where: str) -> list[int | None]:
+    if entry is None or _is_int(entry):
+        return [entry] * len(pytree.paths(structure))
+    children = structure.children
+    if not isinstance(entry, dict | tuple | list):
+        raise InputError(f"{where}={entry!r} is a {type(entry).__name__}; {_TAKES}")
+    needs = object if isinstance(entry, dict) else tuple | list
+    if structure.node is None or not issubclass(structure.node, needs):
+        raise InputError(f"{where}={entry!r} does not match the example: there is {_kind(structure)} there; {_TAKES}")
+    if isinstance(entry, dict):
+        return _matched_names(entry, structure, where)
+    if len(entry) != len(children):
+        raise InputError(f"{where}={entry!r} has {len(entry)} entries where the example has {len(children)}; {_TAKES}")
+    pairs = zip(entry, children, strict=True)
+    return [dim for position, (e, c) in enumerate(pairs) for dim in _matched(e, c, f"{where}[{position}]")]
+
+
+def _matched_names(entry: dict[Any, Any], structure: pytree.Structure, where: str) -> list[int | None]:
+    """Names match dict keys and the fields of dataclasses and named tuples; those not named have the default."""
+    steps = pytree.steps(structure)
+    unknown = [key for key in entry if f"[{key!r}]" not in steps and f".{key}" not in steps]
+    if unknown:
+        there = ", ".join(step.strip("[].'") for step in steps) or "none"
+        raise InputError(
+            f"{where} names {unknown[0]!r}, which the example does not have there (it has: {there}); {_TAKES}"
+        )
+    by_step = {f"[{key!r}]": (key, sub) for key, sub in entry.items()}
+    by_step |= {f".{key}": (key, sub) for key, sub in entry.items()}
+    found: list[int | None] = []
+    for step, child in zip(steps, structure.children, strict=True):
+        key, sub = by_step.get(step, (step, DEFAULT_DIM))
+        found += _matched(sub, child, f"{where}[{key!r}]")
+    return found
+
+
+def _kind(structure: pytree.Structure) -> str:
+    return "a single value" if structure.node is None else f"a {structure.node.__name__}"
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+class Resizing(NamedTuple):
+    """What making other batch sizes does to an example: its own batch size, and the tensors that follow it by name."""
+
+    size: int
+    names: tuple[str, ...]
+
+
+class _Batched(NamedTuple):
+    """The flat example: its leaves, each leaf's batch dimension (None: leave alone), and the batch size it has."""
+
+    values: list[Any]
+    structure: pytree.Structure
+    dims: list[int | None]
+    size: int
+
+
+def example_batch_size(args: tuple[Any, ...], kwargs: dict[str, Any], batch_dim: Any = 0) -> int:
+    """The size of the batch dimension of the first tensor that has one; :class:`InputError` when there is none."""
+    return _batched(args, kwargs, batch_dim).size
+
+
+def batch_examples(
+    args: tuple[Any, ...], kwargs: dict[str, Any], batch_sizes: Sequence[int], batch_dim: Any = 0
+) -> dict[int, Example]:
+    """One example per batch size; tensors of the example's batch size are repeated or cut, others are shared.
+
+    ``batch_dim`` is an int for all tensors, or a tree of ints and None over ``args``, over ``kwargs`` (a dict), or
+    over both (a pair). Resized tensors are copies: same dtype, device and memory format, no gradient. Raises
+    :class:`InputError` for inputs, sizes and trees that cannot be used.
+    """
+    check_sizes(batch_sizes)
+    check_leaves(args, kwargs)
+    batched = _batched(args, kwargs, batch_dim)
+    check_one_device(args, kwargs)
+    return {size: _at_size(batched, size) for size in batch_sizes}
+
+
+def batched_dims(args: tuple[Any, ...], kwargs: dict[str, Any], batch_dim: Any = 0) -> list[int | None]:
+    """The dimension in which each leaf of ``(args, kwargs)`` is resized; None for what is the same at every size."""
+    return _batched(args, kwargs, batch_dim).dims
+
+
+def resizing(args: tuple[Any, ...], kwargs: dict[str, Any], batch_dim: Any = 0) -> Resizing:
+    """Which tensors of the arguments :func:`batch_examples` resizes: ``args[0]``, ``kwargs['mask']``."""
+    batched = _batched(args, kwargs, batch_dim)
+    named = zip(pytree.paths(batched.structure), batched.dims, strict=True)
+    return Resizing(size=batched.size, names=tuple(argument_name(path) for path, dim in named if dim is not None))
+
+
+def check_sizes(batch_sizes: Any) -> None:
+    """Raise :class:`InputError` unless these are distinct positive ints, at least one."""
+    takes = "batch sizes are distinct positive ints, such as [1, 8]"
+    if isinstance(batch_sizes, str) or not isinstance(batch_sizes, Sequence):
+        raise InputError(f"{takes}; found {batch_sizes!r}")
+    if not batch_sizes:
+        raise InputError(f"{takes}; found none")
+    for size in batch_sizes:
+        if not isinstance(size, int) or isinstance(size, bool):
+            raise InputError(f"{takes}; found {size!r}, a {type(size).__name__}")
+        if size < 1:
+            raise InputError(f"{takes}; found {size}")
+        if list(batch_sizes).count(size) > 1:
+            raise InputError(f"{takes}; found {size} more than once in {list(batch_sizes)}")
+
+
+def _batched(args: tuple[Any, ...], kwargs: dict[str, Any], batch_dim: Any) -> _Batched:
+    values, structure = pytree.flatten((args, kwargs))
+    dims = batch_dims(batch_dim, args, kwargs)
+    size = _first_size(values, structure, dims)
+    kept = [dim if _has_size(value, dim, size) else None for value, dim in zip(values, dims, strict=True)]
+    return _Batched(values=values, structure=structure, dims=kept, size=size)
+
+
+def _first_size(values: list[Any], structure: pytree.Structure, dims: list[int | None]) -> int:
+    """The batch size of the first tensor, as the user wrote the arguments, that has a batch dimension."""
+    tensors = [at for at in pytree.written_order(structure) if isinstance(values[at], torch.Tensor)]
+    if not tensors:
+        found = ", ".join(type(value).__name__ for value in values) or "no arguments at all"
+        raise InputError(f"the example inputs hold no tensor (found: {found}); a graph needs at least one to replay on")
+    first = next((at for at in tensors if dims[at] is not None), None)
+    if first is None:
+        raise InputError("batch_dim is None for every tensor; at least one needs an int, to be resized per batch size")
+    return _size_at(values[first], dims[first], pytree.paths(structure)[first])
+
+
+def _size_at(tensor: torch.Tensor, dim: int | None, path: str) -> int:
+    name = argument_name(path)
+    instead = "give another batch_dim, or a tree with None for tensors without a batch dimension"
+    if tensor.ndim == 0:
+        raise InputError(f"{name} has no dimensions, so it has no batch dimension {dim}; {instead}")
+    if dim is None or not -tensor.ndim <= dim < tensor.ndim:
+        shape, last = tuple(tensor.shape), tensor.ndim - 1
+        raise InputError(
+            f"batch_dim={dim} is out of range for {name} of shape {shape}, whose dimensions are 0 to {last}; {instead}"
+        )
+    if tensor.shape[dim] == 0:
+        raise InputError(
+            f"{name} of shape {tuple(tensor.shape)} has an example batch size of 0, which cannot be repeated; "
+            "give an example with at least one row"
+        )
+    return tensor.shape[dim]
+
+
+def _has_size(value: Any, dim: int | None, size: int) -> bool:
+    if dim is None or not isinstance(value, torch.Tensor):
+        return False
+    return -value.ndim <= dim < value.ndim and value.shape[dim] == size
+
+
+def _at_size(batched: _Batched, size: int) -> Example:
+    made: dict[tuple[int, int], torch.Tensor] = {}  # a tensor passed twice stays one tensor passed twice
+
+    def resized(value: Any, dim: int | None) -> Any:
+        if dim is None:
+            return value
+        if (id(value), dim) not in made:
+            made[id(value), dim] = _allocated(value, dim, size)
+        return made[id(value), dim]
+
+    pairs = zip(batched.values, batched.dims, strict=True)
+    args, kwargs = pytree.unflatten(batched.structure, [resized(value, dim) for value, dim in pairs])
+    return Example(args=args, kwargs=kwargs)
+
+
+def _allocated(tensor: torch.Tensor, dim: int, size: int) -> torch.Tensor:
+    try:
+        return _resized(tensor, dim, size)
+    except RuntimeError as error:  # no memory for it, or more elements than torch can count
+        shape = [*tensor.shape[: dim % tensor.ndim], size, *tensor.shape[dim % tensor.ndim + 1 :]]
+        raise InputError(
+            f"batch size {size}: an input of shape {tuple(shape)} cannot be made ({str(error).splitlines()[0]}); "
+            "give smaller batch sizes"
+        ) from error
+
+
+@torch.no_grad()
+def _resized(tensor: torch.Tensor, dim: int, size: int) -> torch.Tensor:
+    """Rows taken in turn, in a new dense tensor whose dimensions lie in memory in the same order (channels last)."""
+    strides = tensor.stride()
+    # An expanded dimension (stride 0) has no place in memory that the copy could keep.
+    order = sorted(range(tensor.ndim), key=lambda axis: 0 if 0 in strides else -strides[axis])
+    rows = torch.arange(size, device=tensor.device) % tensor.shape[dim]
+    taken = tensor.detach().permute(order).index_select(order.index(dim % tensor.ndim), rows)
+    return taken.permute([order.index(axis) for axis in range(tensor.ndim)])

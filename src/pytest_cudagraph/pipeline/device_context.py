@@ -1,0 +1,226 @@
+"""What every run of a model on one device shares: its backend, what is saved of it, and the reference workload."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from pytest_cudagraph import device
+from pytest_cudagraph.backends import open_backend
+from pytest_cudagraph.baseline import JsonStore, read
+from pytest_cudagraph.errors import BaselineError, CudagraphError
+from pytest_cudagraph.measure import PerfCounterClock
+from pytest_cudagraph.protocols import Backend, CapturedGraph, Clock, GraphPool
+from pytest_cudagraph.settings import Settings
+from pytest_cudagraph.stats import summaries
+from pytest_cudagraph.values import DeviceInfo, Latency, NoBaseline, SavedBatch
+
+_SHARE = 0.1
+"""Of a measurement's time, at most."""
+
+_MOST_AT_ONCE = 16
+_FEWEST = 10
+"""Readings; fewer do not tell a quartile."""
+
+_INTERRUPTED = 4
+"""Times the shortest reading. What is beyond is the time of whoever took the processor, and not the reference's own:
+counted as such, one interruption of 40 ms would leave a measurement without readings, just where it needs them.
+"""
+
+_WARM_CALLS = 3
+_ROUNDS = 10
+"""Five operations each: 50 kernels, as many as a small model has."""
+
+_SIDE = 32
+"""A 32 x 32 matrix: microseconds per operation, and below what torch splits among threads (32768 elements)."""
+
+
+class Reference:
+    """The reference of one device, captured when it is first asked for and kept for the run."""
+
+    def __init__(self, backend: Backend, clock: Clock) -> None:
+        self._backend, self._clock = backend, clock
+        self._pool: GraphPool | None = None
+        self._graph: CapturedGraph | None = None
+        self._is_refused = False
+
+    def readings(self) -> Readings:
+        """Begin to read beside one measurement; captures and warms up where that has not been done."""
+        if self._graph is None and not self._is_refused:
+            # Worth having, never worth failing for: without it latencies are compared as they are.
+            with contextlib.suppress(CudagraphError, RuntimeError):
+                self._graph = self._capture()
+            self._is_refused = self._graph is None
+        return Readings(self._sample_ns)
+
+    def _sample_ns(self) -> float | None:
+        return None if self._graph is None else self._timed_ns(self._graph)
+
+    def _timed_ns(self, graph: CapturedGraph) -> float:
+        synchronize, now_ns = self._backend.synchronize, self._clock.now_ns
+        synchronize()
+        start_ns = now_ns()
+        graph.replay()
+        synchronize()
+        return max(now_ns() - start_ns, self._clock.resolution_ns, 1.0)
+
+    def _capture(self) -> CapturedGraph:
+        # float64: the precision of float32 products is a setting of the process.
+        device = self._backend.device
+        values = torch.linspace(-1.0, 1.0, _SIDE * _SIDE, dtype=torch.float64, device=device).reshape(_SIDE, _SIDE)
+        with self._backend.running(), torch.autocast(torch.device(device).type, enabled=False):
+            self._pool = self._backend.pool()
+            graph = self._pool.capture(_workload, (values,), {}, batch_size=_SIDE)
+        for _ in range(_WARM_CALLS):
+            graph.replay()
+        return graph
+
+
+class Readings:
+    """The reference between the blocks of one measurement: what slows the one slows the other."""
+
+    def __init__(self, sample_ns: Callable[[], float | None]) -> None:
+        self._sample_ns = sample_ns
+        self._samples_ns: list[float] = []
+        self._spent_ns, self._least_ns = 0.0, math.inf
+
+    def keep_up(self, elapsed_ns: float) -> None:
+        """Read until the share of the measurement's time is spent, or for now enough is read."""
+        for _ in range(_MOST_AT_ONCE):
+            if self._spent_ns > elapsed_ns * _SHARE:
+                return
+            sample_ns = self._sample_ns()
+            if sample_ns is None:
+                return
+            self._samples_ns.append(sample_ns)
+            self._least_ns = min(self._least_ns, sample_ns)
+            self._spent_ns += min(sample_ns, _INTERRUPTED * self._least_ns)
+
+    def latency(self) -> Latency | None:
+        """What was read; None where that is too little."""
+        return summaries.latency_summary(self._samples_ns) if len(self._samples_ns) >= _FEWEST else None
+
+
+def _workload(values: torch.Tensor) -> torch.Tensor:
+    """Products, comparisons, reductions and sums; no tanh: CPU libraries run even a small one in threads."""
+    found = values
+    for _ in range(_ROUNDS):
+        found = (found @ values).clamp(-1.0, 1.0)
+        found = found - found.mean(dim=0) + values
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceContext:
+    """An opened device. ``judged`` is whether its speed counts; if not, ``why_not`` says why."""
+
+    backend: Backend
+    device: DeviceInfo
+    judged: bool
+    why_not: str
+    saved: Mapping[tuple[str, int], SavedBatch]
+    elsewhere: Sequence[SavedBatch]
+    """Entries of other devices' files: they are not compared, and the report says so."""
+    baseline_file: Path
+    clock: Clock
+    replaces: bool = False
+    """Whether saved entries are being replaced on request, and so hold nobody back."""
+    saves: bool = False
+    """Whether what is not saved yet will be, by this very run."""
+    update_option: str = "--cudagraph-update"
+    """What has to be asked for, for an entry to be written where this run measures."""
+    is_strict: bool = False
+    reference: Reference | None = None
+    """What latencies are divided by before they are held against other sessions'."""
+    waiting_processes: int = 0
+    """Those that hold the device and wait for this one: no neighbours, although the driver lists them."""
+
+    def find_saved(self, name: str, batch_size: int) -> SavedBatch | NoBaseline:
+        """The saved entry of this device; else what the file lacks, or that another device's file has it."""
+        found = self.saved.get((name, batch_size))
+        if found is not None:
+            return found
+        others = [entry for entry in self.elsewhere if (entry.name, entry.batch_size) == (name, batch_size)]
+        if others:
+            names = ", ".join(sorted({entry.device.name for entry in others}))
+            reason = f"the baseline is of {names}; this run is on {self.device.name}"
+            comparison: Literal["new", "not-comparable"] = "new" if self.saves else "not-comparable"
+            return NoBaseline(comparison=comparison, reason=reason, counted=self._counted(others))
+        file = f"{self.baseline_file.parent.name}/{self.baseline_file.name}"
+        asked_for = self.is_strict and not self.saves
+        return NoBaseline(comparison="new", reason=f"no entry in {file} yet", asked_for=asked_for)
+
+    def _counted(self, others: Sequence[SavedBatch]) -> SavedBatch | None:
+        """The last saved of these whose kernels are countable here too: any CPU runs the twin's operations, and a GPU
+        chooses kernels by its model."""
+        alike = [entry for entry in others if entry.device.kind == self.device.kind == "cpu"]
+        return max(alike, key=lambda entry: entry.saved_at, default=None)
+
+    def held_to(self, name: str, batch_size: int) -> SavedBatch | NoBaseline:
+        """The saved entry; where it is about to be replaced on request, nothing to be held to."""
+        saved = self.find_saved(name, batch_size)
+        if self.replaces and isinstance(saved, SavedBatch):
+            return NoBaseline(comparison="off", reason="the saved entry is being replaced (--cudagraph-update)")
+        return saved
+
+
+def open_device_context(option: str, settings: Settings) -> DeviceContext:
+    """Open the device of ``--cudagraph-device`` (or of a marker) and read its baseline file.
+
+    Raises :class:`~pytest_cudagraph.errors.DeviceUnavailable` and
+    :class:`~pytest_cudagraph.errors.BaselineError`.
+    """
+    choice = device.choose(option, require_gpu=settings.require_gpu)
+    described = device.describe(choice.kind)
+    store = JsonStore(settings.baseline_folder, described)
+    judged, why_not = choice.judged, choice.reason
+    if settings.workers > 1:
+        # Other workers' tests run at the same moment on the same cores and the same GPU.
+        judged, why_not = False, f"{settings.workers} xdist workers share this machine; run without -n to judge speed"
+    if settings.sample is not None:
+        judged, why_not = False, "this process only measures, for a comparison of revisions"
+    backend, clock = open_backend(choice.kind), PerfCounterClock()
+    return DeviceContext(
+        backend=backend,
+        device=described,
+        judged=judged,
+        why_not="" if judged else why_not,
+        saved=store.load() if settings.enabled else {},
+        elsewhere=_elsewhere(store.path) if settings.enabled else (),
+        baseline_file=store.path,
+        clock=clock,
+        reference=Reference(backend, clock),
+        # What is not judged is not written, and so replaces nothing.
+        replaces=judged and settings.update in ("changed", "all"),
+        saves=judged and settings.update != "never",
+        update_option=_update_option(choice, settings),
+        is_strict=settings.strict,
+        waiting_processes=_waiting_processes(settings),
+    )
+
+
+def _update_option(choice: device.Choice, settings: Settings) -> str:
+    of_rehearsal = "" if choice.judged else "--cudagraph-device=cpu "
+    return f"{of_rehearsal}--cudagraph-update{' without -n' if settings.workers > 1 else ''}"
+
+
+def _waiting_processes(settings: Settings) -> int:
+    """Who has opened the device to see that it is there, and waits: whoever compares revisions, xdist's controller."""
+    is_controlled = settings.workers > 0 and (settings.require_gpu or settings.device == "cuda")
+    return int(settings.sample is not None) + int(is_controlled)
+
+
+def _elsewhere(own: Path) -> tuple[SavedBatch, ...]:
+    """What other devices' files hold; one that cannot be read concerns the runs on its device, not this one."""
+    found: list[SavedBatch] = []
+    for path in sorted(own.parent.glob("*.json")):
+        if path != own:
+            with contextlib.suppress(BaselineError):
+                found += read(path).entries.values()
+    return tuple(found)

@@ -1,0 +1,102 @@
+"""What a failing model is told with: its own traceback where it raised, the user's lines where a replay differs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple
+
+from pytest_cudagraph import hazards, sources, state
+from pytest_cudagraph.errors import CaptureFailed, CompileFailed, CudagraphError, EagerFailed, GraphTestFailure
+from pytest_cudagraph.protocols import Model
+from pytest_cudagraph.sources.syntax import assigned_at
+from pytest_cudagraph.values import Agreement, Disagreement, GateName, Judgement, Site, Verdict
+
+_ANY_FIX = (
+    "let outputs depend on inputs and on tensors that are changed in place, and on nothing else; "
+    "where the difference is rounding: rtol, atol"
+)
+
+
+def fix_for(found: Agreement | Disagreement) -> str:
+    """``fix: ...``: the catalogue's remedy for the hazard, or what holds for all of them; empty where all agrees."""
+    if isinstance(found, Agreement):
+        return ""
+    return f"fix: {hazards.CATALOGUE[found.finding_id].fix if found.finding_id else _ANY_FIX}"
+
+
+def places_of(found: Agreement | Disagreement, model: Model) -> tuple[str, ...]:
+    """``assigned at model.py:20 in forward: self.cached = ...`` for what eager assigns, where its class shows it."""
+    if isinstance(found, Agreement):
+        return ()
+    sites = (_site(name, model) for name in found.assigned)
+    return tuple(dict.fromkeys(f"assigned at {sources.describe(site)}" for site in sites if site is not None))
+
+
+def _site(name: str, model: Model) -> Site | None:
+    """Of ``layer.cached`` or ``layer.cached[0]``, as the state names it."""
+    path, _, attribute = name.partition("[")[0].rpartition(".")
+    for module in state.modules_of(model):
+        owner = dict(module.named_modules()).get(path)
+        site = None if owner is None else assigned_at(type(owner), attribute)
+        if site is not None:
+            return site
+    return None
+
+
+class _Stage(NamedTuple):
+    """What a failure is called that ends a stage, and how the stage is told."""
+
+    failure: type[GraphTestFailure]
+    gate: GateName
+    verdict: Verdict
+    told: str
+
+
+_STAGES: Mapping[str, _Stage] = {
+    "audit": _Stage(EagerFailed, "eager", Verdict.NOT_CAPTURED, "while it was audited"),
+    "compile": _Stage(CompileFailed, "compile", Verdict.NOT_CAPTURED, "while it was compiled"),
+    "capture": _Stage(CaptureFailed, "capture", Verdict.NOT_CAPTURED, "during warm-up or capture"),
+    "check": _Stage(EagerFailed, "eager", Verdict.FAILED, "while its replays were checked"),
+    "measure": _Stage(EagerFailed, "eager", Verdict.FAILED, "while it was measured"),
+}
+
+_AT_FIRST: tuple[GateName, Verdict] = ("eager", Verdict.NOT_CAPTURED)
+"""Of the first eager calls, before there is any stage that a capture needs."""
+
+_OWN_FOLDER = str(Path(__file__).parent.parent)
+
+
+def failure_in(stage: str, error: Exception) -> tuple[GraphTestFailure, Judgement] | None:
+    """The failure that a line of the user's raised in ``stage``; None for what is not the model's: it keeps its frames.
+
+    Raise it ``from`` the error, whose traceback begins at the model afterwards.
+    """
+    site = sources.user_site_of(error)
+    if site is None or isinstance(error, CudagraphError) or stage not in _STAGES:
+        return None
+    failure, gate, verdict, told = _STAGES[stage]
+    raised = ": ".join([type(error).__name__, *str(error).splitlines()[:1]])
+    reason = f"the model raised {raised} {told}"
+    evidence = (f"at {sources.describe(site)}", "its first call at each batch size went well")
+    error.__traceback__ = _from_the_model(error.__traceback__)
+    message = "\n  ".join((reason, *evidence))
+    return failure(message), Judgement(gate=gate, verdict=verdict, reason=reason, evidence=evidence)
+
+
+def judgement_of(stage: str, failure: EagerFailed | CudagraphError) -> Judgement:
+    """What ended a story without a finding (a first eager call that raised, outputs of no use), as the report tells it.
+
+    An error without any words is told by its class.
+    """
+    reason, *evidence = str(failure).splitlines() or [type(failure).__name__]
+    told = tuple(line.strip() for line in evidence)
+    gate, verdict = (_STAGES[stage].gate, _STAGES[stage].verdict) if stage in _STAGES else _AT_FIRST
+    return Judgement(gate=gate, verdict=verdict, reason=reason, evidence=told)
+
+
+def _from_the_model(traceback: TracebackType | None) -> TracebackType | None:
+    while traceback is not None and traceback.tb_frame.f_code.co_filename.startswith(_OWN_FOLDER):
+        traceback = traceback.tb_next
+    return traceback

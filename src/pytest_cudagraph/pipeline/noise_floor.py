@@ -1,0 +1,85 @@
+"""The noise floor of a machine: the same callable measured against itself, exactly as eager and replay are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from pytest_cudagraph import measure, stats
+from pytest_cudagraph.protocols import Backend, Clock
+from pytest_cudagraph.stats import summaries
+from pytest_cudagraph.units import to_ns, to_seconds
+from pytest_cudagraph.values import Interval, Timing
+
+TOLERANCE_RATIO = 0.005
+"""What a gate allows for systematic errors of timing: nothing smaller is told, however long one measures."""
+
+_CALLS = (10, 100, 1000)
+"""Matrix products per call: about 20 µs, 200 µs and 2 ms on a CPU; launches on a GPU."""
+
+_SIZE = 32
+"""Too small for torch to share out among threads, whose waiting for each other is a noise of its own."""
+
+_SECONDS = 0.6
+"""Of measuring, for each length of call."""
+
+_FEWEST_BLOCKS = 10
+"""Fewer do not tell their own spread."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoiseFloor:
+    """What a comparison of equals has shown for calls of one length."""
+
+    call_ns: float
+    noise_ratio: float
+    """Robust spread of the log-ratios of blocks: 0.004 is 0.4 %."""
+    apparent: Interval
+    """How much faster than itself the callable seemed; 1 on a machine to be trusted."""
+    detectable_ratio: float
+    """The smallest regression found in 80 of 100 runs within the time budget that was asked about."""
+    blocks_per_s: float = 0.0
+    """Blocks are gained in proportion to time."""
+
+    def detectable_within(self, budget_s: float) -> float:
+        """:attr:`detectable_ratio` for another time budget; infinite where it holds too few blocks."""
+        return summaries.detectable_ratio(self.noise_ratio, math.floor(self.blocks_per_s * budget_s))
+
+
+def noise_floors(backend: Backend, clock: Clock, *, budget_s: float, calls: Sequence[int] = _CALLS) -> list[NoiseFloor]:
+    """Measure equals for calls of several lengths, 0.6 s each; ``budget_s`` is the time budget of the user's gates."""
+    return [_floor(_timing(backend, clock, products), budget_s) for products in calls]
+
+
+def _timing(backend: Backend, clock: Clock, products: int) -> Timing:
+    matrix = torch.eye(_SIZE, device=backend.device)
+
+    def call() -> torch.Tensor:
+        result = matrix
+        for _ in range(products):
+            result = result @ matrix
+        return result
+
+    with backend.running():
+        return measure.measure(
+            measure.Arms(eager=call, replay=call),
+            clock=clock,
+            rule=stats.FixedTimeRule(time_ns=to_ns(_SECONDS)),
+            bounds=measure.Bounds(first_ns=to_ns(2 * _SECONDS), extended_ns=to_ns(2 * _SECONDS)),
+            seed=products,
+            synchronize=backend.synchronize,
+        )
+
+
+def _floor(timing: Timing, budget_s: float) -> NoiseFloor:
+    floor = NoiseFloor(
+        call_ns=timing.replay.median_ns,
+        noise_ratio=timing.noise_ratio if timing.blocks >= _FEWEST_BLOCKS else math.inf,
+        apparent=timing.speedup,
+        detectable_ratio=math.inf,
+        blocks_per_s=timing.blocks / to_seconds(timing.measure_ns),
+    )
+    return replace(floor, detectable_ratio=floor.detectable_within(budget_s))

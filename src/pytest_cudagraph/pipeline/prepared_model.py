@@ -1,0 +1,155 @@
+"""What a story is about: a model and its example inputs at every batch size, on the right device."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pytest_cudagraph import inputs, pytree, sources, state
+from pytest_cudagraph.backends.buffers import check_output
+from pytest_cudagraph.errors import EagerFailed, InputError
+from pytest_cudagraph.inputs import Example
+from pytest_cudagraph.pipeline.device_context import DeviceContext
+from pytest_cudagraph.protocols import Backend, Model
+from pytest_cudagraph.settings import Case
+from pytest_cudagraph.values import GraphReport
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedModel:
+    """A model with one example per batch size. ``eager`` is what the user handed in, on the bench's device."""
+
+    eager: Model
+    examples: Mapping[int, Example]
+    resizing: inputs.Resizing | None = None
+
+
+def prepare_model(
+    case: Case,
+    device_context: DeviceContext,
+    model: Model,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    batch_dim: Any,
+) -> PreparedModel:
+    """Resize the example inputs to every batch size and see that model and inputs are on the bench's device.
+
+    A module that lies on the CPU with CPU inputs is copied to a GPU bench, so that the same test runs on both; the
+    user's own module is left alone. Raises :class:`~pytest_cudagraph.errors.InputError`.
+    """
+    _check_call(model, kwargs)
+    target = device_context.backend.device
+    if _all_on_cpu(model, args, kwargs) and torch.device(target).type != "cpu" and isinstance(model, torch.nn.Module):
+        model = copy.deepcopy(model).to(target)
+        args, kwargs = pytree.map_tensors(lambda tensor: tensor.to(target), (args, dict(kwargs)))
+    examples = inputs.batch_examples(args, dict(kwargs), case.batch_sizes, batch_dim)
+    for example in examples.values():
+        inputs.check_device(example, target)
+    return PreparedModel(eager=model, examples=examples, resizing=inputs.resizing(args, dict(kwargs), batch_dim))
+
+
+def _check_call(model: Model, kwargs: Mapping[str, Any]) -> None:
+    if not callable(model):
+        raise InputError(f"the model must be callable; found {type(model).__name__}")
+    if isinstance(model, type) and any("__call__" in vars(base) for base in model.__mro__):
+        name = model.__qualname__
+        raise InputError(f"the model must be an object; found the class {name}: make one of it, as in {name}(...)")
+    # Values are left out of the message: a tensor fills a screen.
+    keys = list(kwargs) if isinstance(kwargs, Mapping) else [type(kwargs).__name__]
+    if not isinstance(kwargs, Mapping) or not all(isinstance(key, str) for key in keys):
+        found = ", ".join(map(str, keys))
+        raise InputError(f"kwargs takes a mapping of argument names to values; found {found}")
+
+
+def _all_on_cpu(model: Model, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    held = [tensor for module in state.modules_of(model) for tensor in (*module.parameters(), *module.buffers())]
+    return all(tensor.device.type == "cpu" for tensor in (*held, *pytree.tensors_in((args, dict(kwargs)))))
+
+
+def run_once(case: Case, model: Model, args: tuple[Any, ...], kwargs: Mapping[str, Any], batch_dim: Any) -> GraphReport:
+    """Call the model once per batch size where it lies, and judge nothing: a run without ``--cudagraph``."""
+    __tracebackhide__ = True
+    _check_call(model, kwargs)
+    examples = inputs.batch_examples(args, dict(kwargs), case.batch_sizes, batch_dim)
+    resizing = inputs.resizing(args, dict(kwargs), batch_dim)
+    with torch.inference_mode():
+        for batch_size, example in examples.items():
+            _call(model, batch_size, example, resizing)
+    return nothing_judged(case)
+
+
+def nothing_judged(case: Case) -> GraphReport:
+    """The report of a run without ``--cudagraph``."""
+    return GraphReport(nodeid=case.nodeid, name=case.name, device=None, compile_mode=case.compile)
+
+
+def run_eagerly(
+    model: Model, examples: Mapping[int, Example], backend: Backend, resizing: inputs.Resizing | None = None
+) -> None:
+    """Call the model once per batch size, as it is, and look at what it returns.
+
+    Raises :class:`~pytest_cudagraph.errors.EagerFailed` from the model's own exception, and
+    :class:`~pytest_cudagraph.errors.InputError` for outputs that no graph can give.
+    """
+    __tracebackhide__ = True
+    with backend.running():
+        for batch_size, example in examples.items():
+            check_output(_call(model, batch_size, example, resizing))
+    backend.synchronize()
+
+
+def _call(model: Model, batch_size: int, example: Example, resizing: inputs.Resizing | None) -> Any:
+    __tracebackhide__ = True
+    # On copies: a model that writes to its inputs, or takes items out of a dict, must not spoil the examples.
+    given = inputs.clone(example)
+    try:
+        return model(*given.args, **given.kwargs)
+    # Whatever the user's model raises is reported as eager's own failure, with its cause.
+    except Exception as error:
+        site = sources.user_site_of(error)
+        place = f" ({site})" if site else ""
+        failure = EagerFailed(
+            "\n  ".join(
+                [
+                    f"batch {batch_size}: eager raised {_told(error)}{place}",
+                    *([f"at {sources.describe(site)}"] if site else []),
+                    *_circumstances(batch_size, resizing),
+                    *_hints(error),
+                ]
+            )
+        )
+        failure.own = error.with_traceback(_from_the_model(error))
+        raise failure from error
+
+
+def _told(error: BaseException) -> str:
+    return ": ".join([type(error).__name__, *str(error).splitlines()[:1]])
+
+
+def _circumstances(batch_size: int, resizing: inputs.Resizing | None) -> list[str]:
+    """Without any graph; and whether on the example as it was given, or on what we made of it."""
+    by_itself = "the model fails by itself, without any graph"
+    if resizing is None or resizing.size == batch_size:
+        return [by_itself]
+    resized = f"the example has batch {resizing.size}; resized to {batch_size}: {', '.join(resizing.names)}"
+    remedy = f"batch_sizes=[{resizing.size}] runs it at its own size alone"
+    if len(resizing.names) > 1:
+        remedy = f"a tensor without a batch dimension needs None in batch_dim; {remedy}"
+    return [f"{by_itself}, at a batch size that the example does not have", f"{resized}; {remedy}"]
+
+
+def _hints(error: BaseException) -> list[str]:
+    """What else of our own doing may be the cause: the inference mode."""
+    hints = []
+    if any(word in str(error) for word in ("requires_grad", "require grad", "Inference tensors")):
+        hints.append("models run under torch.inference_mode() here: what a graph serves has no backward pass")
+    return hints
+
+
+def _from_the_model(error: BaseException) -> Any:
+    """The traceback without this module's frame, so that a reader starts at the model."""
+    return error.__traceback__.tb_next if error.__traceback__ else None

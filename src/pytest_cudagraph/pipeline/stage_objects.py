@@ -1,0 +1,85 @@
+"""What the stage fixtures hand to a test: a compiled model, a set of graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from pytest_cudagraph import inputs
+from pytest_cudagraph.errors import InputError
+from pytest_cudagraph.protocols import CapturedGraph, Model
+from pytest_cudagraph.values import Agreement, Disagreement, Receipt
+
+if TYPE_CHECKING:
+    from pytest_cudagraph.pipeline.model_run import ModelRun
+    from pytest_cudagraph.settings import Case
+
+
+class CompiledModel:
+    """A model compiled for each batch size; calling it picks the one for the inputs' batch size."""
+
+    def __init__(self, case: Case, model_run: ModelRun | None, eager: Model, batch_dim: Any) -> None:
+        self.case, self.model_run, self.eager, self._batch_dim = case, model_run, eager, batch_dim
+
+    def for_batch(self, batch_size: int) -> Model:
+        """The callable compiled for one batch size; without ``--cudagraph`` the model itself."""
+        return self.model_run.call_for(batch_size) if self.model_run else self.eager
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
+        return self.for_batch(inputs.example_batch_size(args, kwargs, self._batch_dim))(*args, **kwargs)
+
+
+class Graphs(Mapping[int, Callable[..., Any]]):
+    """One callable per batch size that copies its inputs in and replays; without ``--cudagraph`` the eager model.
+
+    Outputs live in the graph's own memory: the next replay overwrites them.
+    """
+
+    def __init__(self, case: Case, model_run: ModelRun | None, eager: Model) -> None:
+        self.case, self.model_run = case, model_run
+        self._eager = {} if model_run else dict.fromkeys(case.batch_sizes, eager)
+
+    @property
+    def receipts(self) -> Mapping[int, Receipt]:
+        """Per batch size what was captured; empty without ``--cudagraph``."""
+        model_run = self.model_run
+        if model_run is None:
+            return {}
+        return {size: receipt_of(graph, model_run.agreements.get(size)) for size, graph in model_run.graphs.items()}
+
+    def __getitem__(self, batch_size: int) -> Callable[..., Any]:
+        __tracebackhide__ = True
+        try:
+            return self._all[batch_size]
+        except KeyError:
+            raise KeyError(f"no batch size {batch_size}; there are {list(self)}") from None
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(sorted(self._all))
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    @property
+    def _all(self) -> Mapping[int, Callable[..., Any]]:
+        __tracebackhide__ = True
+        return self.open_run().graphs if self.model_run else self._eager
+
+    def open_run(self) -> ModelRun:
+        """The story these graphs belong to.
+
+        Raises :class:`~pytest_cudagraph.errors.InputError` once the test that captured them has ended: they have
+        no memory then.
+        """
+        __tracebackhide__ = True
+        if self.model_run is None or self.model_run.is_closed:
+            raise InputError("these graphs ended with the test that captured them; capture them again in this one")
+        return self.model_run
+
+
+def receipt_of(graph: CapturedGraph, checked: Agreement | Disagreement | None) -> Receipt:
+    """The graph's receipt with what has come of it until now: launches, and calls that went past it."""
+    fallbacks = (checked.message,) if isinstance(checked, Disagreement) and checked.where == "graph" else ()
+    return replace(graph.receipt, replays=graph.replays, fallbacks=fallbacks)

@@ -1,0 +1,152 @@
+"""Nested inputs and outputs, to flat lists of leaves and back.
+
+Nodes are dict, list, tuple, named tuples, dataclass instances, dict and list subclasses (so a ``ModelOutput`` of
+transformers too, without importing it), ``UserDict``, ``SimpleNamespace`` and whatever is registered with torch's own
+pytree. Everything else is one leaf: tensors, numbers, None, and opaque objects such as a key-value cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+from pytest_cudagraph.pytree.containers import KeyOrder, known_node, node_of
+
+
+def same_bits(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Whether two tensors are alike to the last bit, NaN payloads and the sign of zero included."""
+    if kind_of(first) != kind_of(second) or first.shape != second.shape:
+        return False
+    return torch.equal(_bits(first), _bits(second))
+
+
+def kind_of(tensor: torch.Tensor) -> tuple[torch.dtype, torch.device, torch.layout]:
+    """What two tensors must share for their values to be compared at all."""
+    return tensor.dtype, tensor.device, tensor.layout
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    tensor = tensor.detach()
+    # Viewing a quantized tensor as bytes ends the process.
+    tensor = tensor.int_repr() if tensor.is_quantized else tensor
+    tensor = tensor if tensor.layout is torch.strided else tensor.to_dense()
+    return tensor.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+
+
+class Structure(NamedTuple):
+    """The shape of a nested value without its leaves; equal structures hold leaves of the same order and meaning."""
+
+    node: type | None
+    context: Any
+    children: tuple[Structure, ...]
+
+
+LEAF = Structure(None, None, ())
+ONE_LEAF = Structure(tuple, None, (LEAF,))
+EMPTY_DICT = Structure(dict, ((), KeyOrder()), ())
+_structure = tuple.__new__  # twice as fast as the constructor of a named tuple
+
+
+def flatten(value: Any) -> tuple[list[Any], Structure]:
+    """The leaves of ``value``, and the structure that puts them together again."""
+    leaves: list[Any] = []
+    return leaves, _collect(value, leaves)
+
+
+def unflatten(structure: Structure, leaves: Iterable[Any]) -> Any:
+    """The value of ``structure`` with these leaves; :class:`ValueError` when there are too many or too few."""
+    remaining = iter(leaves)
+    try:
+        value = _build(structure, remaining)
+    except StopIteration:
+        raise ValueError("too few leaves for this structure") from None
+    if next(remaining, LEAF) is not LEAF:
+        raise ValueError("too many leaves for this structure")
+    return value
+
+
+def paths(structure: Structure) -> list[str]:
+    """Where each leaf sits, in the order of :func:`flatten`: ``['logits']``, ``[0].hidden``; '' for a lone leaf."""
+    if structure.node is None:
+        return [""]
+    pairs = zip(steps(structure), structure.children, strict=True)
+    return [step + path for step, child in pairs for path in paths(child)]
+
+
+def steps(structure: Structure) -> list[str]:
+    """How a path goes on from this node to each of its children: ``['logits']``, ``[0]``, ``.hidden``."""
+    if structure.node is None:
+        return []
+    return known_node(structure.node).steps(structure.context, len(structure.children))
+
+
+def written_order(structure: Structure) -> list[int]:
+    """Positions in the list of leaves, in the order in which the value was written: dict keys as given, not sorted."""
+    return _written(structure, 0)[0]
+
+
+def named_leaves(value: Any) -> list[tuple[str, Any]]:
+    """Every leaf with its path, in the order of :func:`flatten`."""
+    leaves, structure = flatten(value)
+    return list(zip(paths(structure), leaves, strict=True))
+
+
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    """Every tensor leaf, in the order of :func:`flatten`; one that occurs twice is listed twice."""
+    return [leaf for leaf in flatten(value)[0] if isinstance(leaf, torch.Tensor)]
+
+
+def map_tensors(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
+    """``value`` rebuilt with ``function(tensor)`` in the place of every tensor; other leaves are shared."""
+    leaves, structure = flatten(value)
+    return unflatten(structure, [function(x) if isinstance(x, torch.Tensor) else x for x in leaves])
+
+
+def is_exhaustible(value: Any) -> bool:
+    """Whether reading ``value`` uses it up (generators, ``map``, files), so that it cannot be an example twice."""
+    return isinstance(value, Iterator)
+
+
+def _collect(value: Any, leaves: list[Any]) -> Structure:
+    # Runs at every replay: exact tuples, empty dicts and tensors, of which most calls consist, come first.
+    cls: Any = type(value)
+    if cls is tuple:
+        shapes = tuple([_collect(child, leaves) for child in value])
+        return ONE_LEAF if len(shapes) == 1 and shapes[0] is LEAF else _structure(Structure, (tuple, None, shapes))
+    if cls is torch.Tensor:
+        leaves.append(value)
+        return LEAF
+    if cls is dict and not value:
+        return EMPTY_DICT
+    node = node_of(cls)
+    if node is None:
+        leaves.append(value)
+        return LEAF
+    children, context = node.split(value)
+    return Structure(cls, context, tuple([_collect(child, leaves) for child in children]))
+
+
+def _build(structure: Structure, leaves: Iterator[Any]) -> Any:
+    if structure.node is None:
+        return next(leaves)
+    # A list, not a generator: a generator would turn the StopIteration of too few leaves into a RuntimeError.
+    children = [_build(child, leaves) for child in structure.children]
+    if structure.node is tuple:
+        return tuple(children)
+    return known_node(structure.node).join(structure.node, structure.context, children)
+
+
+def _written(structure: Structure, start: int) -> tuple[list[int], int]:
+    if structure.node is None:
+        return [start], start + 1
+    blocks: list[list[int]] = []
+    for child in structure.children:
+        block, start = _written(child, start)
+        blocks.append(block)
+    if structure.node is dict:
+        keys, order = structure.context
+        by_key = dict(zip(keys, blocks, strict=True))
+        blocks = [by_key[key] for key in order]
+    return [position for block in blocks for position in block], start

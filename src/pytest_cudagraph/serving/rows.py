@@ -1,0 +1,196 @@
+"""What a call asks for: its number of rows, its padding, and how its outputs are cut back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from pytest_cudagraph import pytree
+from pytest_cudagraph.inputs import Example, batched_dims
+from pytest_cudagraph.protocols import CapturedGraph
+from pytest_cudagraph.pytree import LEAF, flatten, unflatten
+from pytest_cudagraph.serving.statistics import EagerReason
+
+
+def padded(tensor: torch.Tensor, dim: int, rows: int) -> torch.Tensor:
+    """``tensor`` with its last row repeated up to ``rows``: values the model knows how to handle."""
+    given = tensor.shape[dim]
+    last = tensor.narrow(dim, given - 1, 1)
+    missing = rows - given
+    if missing > 1:
+        last = last.expand(*tensor.shape[:dim], missing, *tensor.shape[dim + 1 :])
+    return torch.cat((tensor, last), dim)
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Where each leaf of an output has its rows; None for a leaf that is the same whatever the number of rows."""
+
+    dims: tuple[int | None, ...]
+
+    def __call__(self, output: Any, rows: int) -> Any:
+        """The first ``rows`` rows of the output, as views."""
+        if type(output) is torch.Tensor:
+            return _first_rows(output, self.dims[0], rows)
+        values, structure = pytree.flatten(output)
+        pairs = zip(values, self.dims, strict=True)
+        return pytree.unflatten(structure, [_first_rows(value, dim, rows) for value, dim in pairs])
+
+
+@dataclass(frozen=True, slots=True)
+class NoCut:
+    """That outputs cannot be served from padded inputs, and why."""
+
+    why: str
+    reason: EagerReason = EagerReason.NOT_PADDED
+    """As which calls that would need padding are counted."""
+
+
+def find_cut(call: Callable[[Example], Any], whole: Example, shorter: Example, rows: int) -> Cut | NoCut:
+    """Learn from two eager calls, with ``rows`` rows and with one less, which dimension of each output has the rows.
+
+    A size that merely happens to be the batch size is thus never taken for it.
+    """
+    output = call(whole)
+    try:
+        less = call(shorter)
+    # Whatever it raises: a model that takes no fewer rows is never padded, and a caller sees the error in his own call.
+    except Exception as error:
+        first_line = (str(error).splitlines() or [""])[0]
+        return NoCut(f"with {rows - 1} rows the model raises {type(error).__name__}: {first_line}")
+    full, structure = pytree.flatten(output)
+    fewer, other = pytree.flatten(less)
+    if structure != other:
+        return NoCut(f"the output is nested differently with {rows} and with {rows - 1} rows")
+    dims: list[int | None] = []
+    for path, one, two in zip(pytree.paths(structure), full, fewer, strict=True):
+        found = _row_dim(one, two, rows)
+        if isinstance(found, str):
+            return NoCut(f"output{path} {found}")
+        dims.append(found)
+    return Cut(tuple(dims))
+
+
+def _row_dim(one: Any, two: Any, rows: int) -> int | str | None:
+    if not isinstance(one, torch.Tensor) or not isinstance(two, torch.Tensor):
+        return (
+            None if type(one) is type(two) and one == two else f"is {one!r} with {rows} rows, {two!r} with {rows - 1}"
+        )
+    differing = [dim for dim, sizes in enumerate(zip(one.shape, two.shape, strict=False)) if sizes[0] != sizes[1]]
+    if one.shape == two.shape:
+        return None
+    if one.ndim == two.ndim and len(differing) == 1:
+        dim = differing[0]
+        if (one.shape[dim], two.shape[dim]) == (rows, rows - 1):
+            return dim
+    return f"has shape {tuple(one.shape)} with {rows} rows, {tuple(two.shape)} with {rows - 1}"
+
+
+def _first_rows(value: Any, dim: int | None, rows: int) -> Any:
+    return value if dim is None else value.narrow(dim, 0, rows)
+
+
+class _Slot(NamedTuple):
+    """One tensor of the example; ``dim`` is where it has its rows, None if it is the same at every batch size."""
+
+    at: int
+    dim: int | None
+    shape: torch.Size
+    dtype: torch.dtype
+    device: torch.device
+
+    def at_rows(self, rows: int) -> tuple[int, ...]:
+        """The shape with this number of rows."""
+        if self.dim is None:
+            return tuple(self.shape)
+        return (*self.shape[: self.dim], rows, *self.shape[self.dim + 1 :])
+
+
+_Fit = tuple[int, tuple[int, ...], torch.dtype, torch.device]
+"""Position, shape, dtype and device of one tensor of a call with a known number of rows."""
+
+
+class CallForm:
+    """The form of the example's arguments, which a call must have for a graph to serve it."""
+
+    def __init__(self, example: Example, batch_dim: Any) -> None:
+        values, self._structure = flatten((example.args, example.kwargs))
+        dims = batched_dims(example.args, example.kwargs, batch_dim)
+        self._slots = [
+            _Slot(at, None if dim is None else dim % value.ndim, value.shape, value.dtype, value.device)
+            for at, (value, dim) in enumerate(zip(values, dims, strict=True))
+            if isinstance(value, torch.Tensor)
+        ]
+        self._plain = [(at, value) for at, value in enumerate(values) if not isinstance(value, torch.Tensor)]
+        first = next(slot for slot in self._slots if slot.dim is not None)
+        self._first_at, self._first_dim = first.at, first.dim or 0
+        self._known: dict[int, list[_Fit]] = {}
+        positional, named = self._structure.children
+        self._count, self._names = len(example.args), tuple(named.context[0]) if example.kwargs else ()
+        self._is_flat = all(child is LEAF for child in (*positional.children, *named.children))
+        self._is_positional = self._is_flat and not self._names
+
+    def read(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], largest: int
+    ) -> tuple[list[Any], int | EagerReason]:
+        """The leaves of a call, and how many rows it has, at most ``largest``; else why no graph can serve it."""
+        if self._is_positional and not kwargs and len(args) == self._count:
+            values: list[Any] | None = list(args)
+        else:
+            values = self._values(args, kwargs)
+        if values is None or (self._plain and not self._has_baked(values)):
+            return [], EagerReason.OTHER_ARGUMENT
+        try:
+            rows = values[self._first_at].shape[self._first_dim]
+        except (AttributeError, IndexError):  # no tensor, or too few dimensions
+            return values, EagerReason.OTHER_SHAPE
+        if not 0 < rows <= largest:
+            return values, EagerReason.TOO_LARGE if rows else EagerReason.NO_ROWS
+        return values, rows if self._fits(values, rows) else EagerReason.OTHER_SHAPE
+
+    def replay_padded(self, graph: CapturedGraph, values: list[Any], rows: int) -> Any:
+        """Replay on the leaves of a call, every batched tensor padded to ``rows``; the graph's own output."""
+        filled = list(values)
+        for slot in self._slots:
+            if slot.dim is not None:
+                filled[slot.at] = padded(filled[slot.at], slot.dim, rows)
+        if self._is_flat:
+            return graph(*filled[: self._count], **dict(zip(self._names, filled[self._count :], strict=True)))
+        args, kwargs = unflatten(self._structure, filled)
+        return graph(*args, **kwargs)
+
+    def _values(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any] | None:
+        """The call's leaves in the example's order; None when they are nested or named otherwise."""
+        if not self._is_flat:
+            values, structure = flatten((args, kwargs))
+            return values if structure == self._structure else None
+        # Most calls are a few tensors: flattening them would cost as much as the rest of the reading.
+        if len(args) != self._count or len(kwargs) != len(self._names):
+            return None
+        if not all(name in kwargs for name in self._names):
+            return None
+        return [*args, *[kwargs[name] for name in self._names]]
+
+    def _has_baked(self, values: list[Any]) -> bool:
+        for at, baked in self._plain:
+            given = values[at]
+            # 1, 1.0 and True are equal but do not compute the same; a comparison that yields an array says nothing.
+            if given is not baked and not (type(given) is type(baked) and (given == baked) is True):
+                return False
+        return True
+
+    def _fits(self, values: list[Any], rows: int) -> bool:
+        for at, shape, dtype, device in self._known.get(rows) or self._at_rows(rows):
+            given = values[at]
+            if not isinstance(given, torch.Tensor) or given.shape != shape:
+                return False
+            if given.dtype is not dtype or given.device != device:
+                return False
+        return True
+
+    def _at_rows(self, rows: int) -> list[_Fit]:
+        fits = self._known[rows] = [(slot.at, slot.at_rows(rows), slot.dtype, slot.device) for slot in self._slots]
+        return fits

@@ -1,0 +1,232 @@
+"""The fixtures and the callables they hand to a test. The only door to torch, opened when a fixture is used."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_cudagraph.errors import InputError
+from pytest_cudagraph.session.context import FixtureContext
+from pytest_cudagraph.settings.case import CallSettings
+
+if TYPE_CHECKING:
+    from pytest_cudagraph.monitor import PerfMonitor
+    from pytest_cudagraph.pipeline import CompiledModel, Graphs
+    from pytest_cudagraph.values import Agreement, CompileMode, GraphReport
+
+
+def _refuse(unknown: Mapping[str, Any], fixture: str, call: Callable[..., Any]) -> None:
+    """An argument that a fixture does not take is one of the model's, or misspelt; Python's own error says neither."""
+    __tracebackhide__ = True
+    if not unknown:
+        return
+    takes = [each.name for each in inspect.signature(call).parameters.values() if each.kind is each.KEYWORD_ONLY]
+    # Values are shown only where they are short: a tensor fills a screen.
+    shown = {name: repr(value) if isinstance(value, (bool, int, float)) else "..." for name, value in unknown.items()}
+    found = ", ".join(f"{name}={text}" for name, text in shown.items())
+    given = ", ".join(f"{name!r}: {text}" for name, text in shown.items())
+    near = [match for name in unknown for match in difflib.get_close_matches(name, takes, n=1, cutoff=0.75)]
+    misspelt = f"; nearest of its own: {', '.join(near)}" if near else ""
+    raise InputError(
+        f"{fixture} takes {', '.join(takes)}; found {found}: "
+        f"what the model takes goes into kwargs={{{given}}}{misspelt}"
+    )
+
+
+class Cudagraph:
+    """The ``cudagraph`` fixture: call it with a model and example inputs to tell the whole story."""
+
+    def __init__(self, context: FixtureContext) -> None:
+        self._desk = context
+
+    @property
+    def device(self) -> str:
+        """The torch device the test runs on (``cuda:0`` or ``cpu``), to create models and inputs there."""
+        return self._desk.device_context().backend.device
+
+    def __call__(
+        self,
+        model: Callable[..., Any],
+        *example_inputs: Any,
+        kwargs: Mapping[str, Any] | None = None,
+        batch_sizes: Sequence[int] | None = None,
+        batch_dim: Any = 0,
+        compile: CompileMode | None = None,
+        min_speedup: float | Mapping[int, float] | None = None,
+        max_slowdown: float | None = None,
+        rtol: float | None = None,
+        atol: float | None = None,
+        name: str | None = None,
+        **unknown: Any,
+    ) -> GraphReport:
+        """Audit, compile, capture, check, measure, gate; the baseline is written at the end of the session.
+
+        ``example_inputs`` and ``kwargs`` are pytrees of tensors and plain values; the batch dimension (``batch_dim``,
+        an int or a pytree of ints and None) of every tensor that has the example's batch size there is resized. The
+        other arguments override marker and settings: ``min_speedup`` is a ratio or ``{batch size: ratio}``,
+        ``max_slowdown`` a fraction from 0 to 1, or infinity for no limit, ``rtol`` and ``atol`` as in
+        ``torch.testing.assert_close``. ``name`` is the key of the baseline entry, by default the test's node id; two
+        calls need two names, also in two tests.
+
+        Without ``--cudagraph`` the model has run once per batch size and the report says that nothing was judged.
+        Raises a subclass of :class:`~pytest_cudagraph.errors.GraphTestFailure` with the whole story in ``report``, and
+        :class:`~pytest_cudagraph.errors.InputError` for inputs or outputs that cannot be used.
+        """
+        __tracebackhide__ = True
+        _refuse(unknown, "cudagraph", self.__call__)
+        call = CallSettings(
+            batch_sizes=batch_sizes, compile=compile, min_speedup=min_speedup, max_slowdown=max_slowdown,
+            rtol=rtol, atol=atol, name=name,
+        )  # fmt: skip
+        return self._desk.tell(call, model, example_inputs, kwargs or {}, batch_dim)
+
+
+class CompileModel:
+    """The ``compile_model`` fixture."""
+
+    def __init__(self, context: FixtureContext) -> None:
+        self._desk = context
+
+    def __call__(
+        self,
+        model: Callable[..., Any],
+        *example_inputs: Any,
+        kwargs: Mapping[str, Any] | None = None,
+        mode: CompileMode | None = None,
+        batch_sizes: Sequence[int] | None = None,
+        batch_dim: Any = 0,
+        name: str | None = None,
+        **unknown: Any,
+    ) -> CompiledModel:
+        """Compile a model for every batch size by ``mode`` (``inductor`` or ``aot``; by default the setting's).
+
+        ``name`` is the key of the baseline entry, by default the test's node id; two calls in a test need two names.
+        Without ``--cudagraph`` what is returned calls the model itself. Raises
+        :class:`~pytest_cudagraph.errors.CompileFailed`.
+        """
+        __tracebackhide__ = True
+        _refuse(unknown, "compile_model", self.__call__)
+        call = CallSettings(batch_sizes=batch_sizes, compile=mode, name=name, compile_argument="mode")
+        return self._desk.compile(call, model, example_inputs, kwargs or {}, batch_dim)
+
+
+class CaptureGraphs:
+    """The ``capture_graphs`` fixture."""
+
+    def __init__(self, context: FixtureContext) -> None:
+        self._desk = context
+
+    def __call__(
+        self,
+        model: Callable[..., Any] | CompiledModel,
+        *example_inputs: Any,
+        kwargs: Mapping[str, Any] | None = None,
+        batch_sizes: Sequence[int] | None = None,
+        batch_dim: Any = 0,
+        name: str | None = None,
+        **unknown: Any,
+    ) -> Graphs:
+        """Capture one graph per batch size; of a compiled model, what was compiled, with its inputs, sizes and name.
+
+        Without ``--cudagraph`` the graphs are the eager model. Raises
+        :class:`~pytest_cudagraph.errors.CaptureFailed`, and :class:`~pytest_cudagraph.errors.InputError` for sizes or
+        a name that the model was not compiled for.
+        """
+        __tracebackhide__ = True
+        _refuse(unknown, "capture_graphs", self.__call__)
+        call = CallSettings(batch_sizes=batch_sizes, name=name)
+        return self._desk.capture(call, model, example_inputs, kwargs or {}, batch_dim)
+
+
+class AssertReplayClose:
+    """The ``assert_replay_close`` fixture."""
+
+    def __init__(self, context: FixtureContext) -> None:
+        self._desk = context
+
+    def __call__(
+        self, graphs: Graphs, *, rtol: float | None = None, atol: float | None = None
+    ) -> Mapping[int, Agreement]:
+        """Prove replays against eager on fresh inputs; empty without ``--cudagraph``.
+
+        Raises :class:`~pytest_cudagraph.errors.ReplayMismatch`.
+        """
+        __tracebackhide__ = True
+        return self._desk.check(graphs, rtol=rtol, atol=atol)
+
+
+class MeasureSpeedup:
+    """The ``measure_speedup`` fixture."""
+
+    def __init__(self, context: FixtureContext) -> None:
+        self._desk = context
+
+    def __call__(
+        self,
+        graphs: Graphs,
+        *,
+        min_speedup: float | Mapping[int, float] | None = None,
+        max_slowdown: float | None = None,
+    ) -> GraphReport:
+        """Measure the graphs against eager and gate them; graphs that nobody checked are checked first.
+
+        Raises :class:`~pytest_cudagraph.errors.GraphTestFailure` by the gate that is missed.
+        """
+        __tracebackhide__ = True
+        return self._desk.measure(graphs, min_speedup=min_speedup, max_slowdown=max_slowdown)
+
+
+@pytest.fixture
+def cudagraph(request: pytest.FixtureRequest) -> Iterator[Cudagraph]:
+    """Tell the whole story of a model: audit, compile, capture, check, measure, gate, record."""
+    from pytest_cudagraph.session.context import FixtureContext
+
+    with ExitStack() as resources:
+        yield Cudagraph(FixtureContext(request, resources))
+
+
+@pytest.fixture
+def compile_model(request: pytest.FixtureRequest) -> Iterator[CompileModel]:
+    """Compile a model for every batch size, without capturing it."""
+    from pytest_cudagraph.session.context import FixtureContext
+
+    with ExitStack() as resources:
+        yield CompileModel(FixtureContext(request, resources))
+
+
+@pytest.fixture
+def capture_graphs(request: pytest.FixtureRequest) -> Iterator[CaptureGraphs]:
+    """Capture one graph per batch size, of a model or of what ``compile_model`` gave."""
+    from pytest_cudagraph.session.context import FixtureContext
+
+    with ExitStack() as resources:
+        yield CaptureGraphs(FixtureContext(request, resources))
+
+
+@pytest.fixture
+def assert_replay_close(request: pytest.FixtureRequest) -> AssertReplayClose:
+    """Check that the graphs of ``capture_graphs`` replay what eager computes."""
+    from pytest_cudagraph.session.context import FixtureContext
+
+    return AssertReplayClose(FixtureContext(request))
+
+
+@pytest.fixture
+def measure_speedup(request: pytest.FixtureRequest) -> MeasureSpeedup:
+    """Measure the graphs of ``capture_graphs`` against eager, and gate them."""
+    from pytest_cudagraph.session.context import FixtureContext
+
+    return MeasureSpeedup(FixtureContext(request))
+
+
+@pytest.fixture
+def perf_monitor() -> type[PerfMonitor]:
+    """A context manager that watches host and GPU while its body runs, and words what it saw."""
+    from pytest_cudagraph.monitor import PerfMonitor
+
+    return PerfMonitor

@@ -1,0 +1,259 @@
+"""One pytest run from configure to summary: settings read, devices opened, results gathered, baseline written."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from glob import glob
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_cudagraph.session import worker_results
+from pytest_cudagraph.session.state_keys import (
+    BROKEN,
+    CALL_LOCK,
+    COLLECTED,
+    DESELECTED,
+    DEVICE_CONTEXTS,
+    MISTAKE,
+    OURS,
+    OUTCOMES,
+    OWNERS,
+    PASSED,
+    RUN_SUMMARY,
+    SELECTED,
+    SETTINGS,
+    marks_of,
+)
+from pytest_cudagraph.settings.marks import concerns_plugin, uses_plugin
+from pytest_cudagraph.settings.options import read_settings
+
+if TYPE_CHECKING:
+    from pytest_cudagraph.summary import CollectedTests
+
+_IDLE = tuple(f"--cudagraph-{name}" for name in ("base", "update", "suggest", "json", "strict", "require-gpu"))
+
+
+def begin(config: pytest.Config) -> None:
+    """Read the settings and make the one home of state."""
+    stash, worker = config.stash, getattr(config, "workerinput", {})
+    stash[SETTINGS] = read_settings(config, workers=worker.get("workercount", 0))
+    stash[DEVICE_CONTEXTS], stash[OUTCOMES], stash[OWNERS] = {}, [], {}
+    stash[CALL_LOCK] = threading.RLock()
+    stash[COLLECTED], stash[OURS], stash[PASSED] = set(), set(), set()
+    stash[DESELECTED] = _is_narrowed(config)
+    folder = stash[SETTINGS].sample
+    if folder is not None:
+        from pytest_cudagraph.base_revision.recorder_plugin import record_base_run
+
+        record_base_run(config, folder)
+
+
+def _is_narrowed(config: pytest.Config) -> bool:
+    """Whether the command line leaves tests out without a word to us."""
+    flags = ("ignore", "ignore_glob", "lf")
+    given = any(config.getoption(flag, None) for flag in flags)
+    return given or any("::" in argument for argument in config.args)
+
+
+def check_machine(config: pytest.Config) -> None:
+    """Under xdist, refuse a machine without the GPU that was asked for before any worker starts."""
+    settings = config.stash[SETTINGS]
+    if (settings.base or settings.sample) and (settings.workers or config.getoption("dist", "no") != "no"):
+        raise pytest.UsageError("--cudagraph-base measures in processes of its own, one at a time: run without -n")
+    spreads = config.getoption("dist", "no") != "no" and not hasattr(config, "workerinput")
+    if settings.enabled and spreads and (settings.require_gpu or settings.device == "cuda"):
+        _open_or_refuse(config, settings.device)
+
+
+def select(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Parse every mark, so that a mistake ends the run before it starts; keep ours only under ``--cudagraph-only``."""
+    with _told_by_the_controller(config, items):
+        for item in filter(concerns_plugin, items):
+            marks_of(item)
+    if config.stash[SETTINGS].only:
+        others = [item for item in items if not uses_plugin(item)]
+        items[:] = [item for item in items if uses_plugin(item)]
+        if others:
+            config.hook.pytest_deselected(items=others)
+    config.stash[SELECTED] = True
+
+
+@contextmanager
+def _told_by_the_controller(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
+    """In an xdist worker a usage error would end the process, and nobody would read it: there it is sent on.
+
+    The worker then has nothing to run. In any other process a usage error stays one.
+    """
+    try:
+        yield
+    except pytest.UsageError as mistake:
+        if not hasattr(config, "workerinput"):
+            raise
+        config.stash[MISTAKE] = str(mistake)
+        items.clear()
+
+
+def note_deselected(items: Sequence[pytest.Item]) -> None:
+    """Remember that tests of ours were left out: their saved entries are not stale."""
+    if any(uses_plugin(item) for item in items):
+        items[0].config.stash[DESELECTED] = True
+
+
+def note_collected(collector: pytest.Collector, report: pytest.CollectReport) -> None:
+    """Remember that a file was skipped or broken: its tests are there, and nobody saw them."""
+    if not report.passed:
+        collector.config.stash[DESELECTED] = True
+
+
+def open_devices(session: pytest.Session) -> None:
+    """Open every device that a selected test asks for, so that a missing one is a usage error and no failure."""
+    config = session.config
+    settings = config.stash[SETTINGS]
+    # pytest comes here also when collecting ended in an error, whose text a second one would cover.
+    if not settings.enabled or config.option.collectonly or not config.stash.get(SELECTED, False):
+        return
+    config.stash[COLLECTED].update(item.nodeid for item in session.items)
+    ours = [item for item in session.items if uses_plugin(item)]
+    config.stash[OURS].update(item.nodeid for item in ours)
+    with _told_by_the_controller(config, session.items):
+        _open_all(config, ours)
+
+
+def _open_all(config: pytest.Config, ours: list[pytest.Item]) -> None:
+    for item in ours:
+        _open_or_refuse(config, marks_of(item).device or config.stash[SETTINGS].device)
+    if ours:
+        from pytest_cudagraph.session.before_tests import warn_of_fine_gates
+
+        warn_of_fine_gates(config, ours)
+
+
+def compare_revisions(session: pytest.Session) -> None:
+    """Under ``--cudagraph-base``, measure the selected tests in both revisions before the first of them runs."""
+    if session.config.stash[SETTINGS].base is not None:
+        from pytest_cudagraph.session import before_tests
+
+        before_tests.compare(session)
+
+
+def _open_or_refuse(config: pytest.Config, option: str) -> None:
+    from pytest_cudagraph.errors import BaselineError, DeviceUnavailable
+    from pytest_cudagraph.session.context import open_once
+
+    try:
+        open_once(config, option)
+    except (DeviceUnavailable, BaselineError) as error:
+        raise pytest.UsageError(str(error)) from error
+
+
+def header(config: pytest.Config) -> list[str]:
+    """One line for each opened device; nothing when no test uses the plugin.
+
+    Without ``--cudagraph``, a line on flags that were given and ask for what does not happen then.
+    """
+    if not config.stash[SETTINGS].enabled:
+        idle = [flag for flag in _IDLE if config.getoption(flag) is not None]
+        return [f"cudagraph: without --cudagraph nothing is measured or written: {', '.join(idle)}"] if idle else []
+    if not config.stash[DEVICE_CONTEXTS]:
+        return []
+    from pytest_cudagraph.summary import header_lines
+
+    return header_lines(config.stash[DEVICE_CONTEXTS].values(), config.stash[SETTINGS])
+
+
+def begin_test(item: pytest.Item) -> None:
+    """Forget what an earlier attempt at the same test has shown: of a test run again the last attempt counts."""
+    if worker_results.forget(item.config, item.nodeid):
+        item.user_properties[:] = [each for each in item.user_properties if not each[0].startswith("cudagraph")]
+
+
+def note_result(item: pytest.Item, report: pytest.TestReport) -> None:
+    """Remember which tests passed as a whole: only what they showed may be recorded."""
+    passed = item.config.stash[PASSED]
+    # A subtest reports as its test does, and a test whose subtest failed reports that it passed.
+    item.stash[BROKEN] = report.failed or (report.when != "setup" and item.stash.get(BROKEN, False))
+    if report.when == "setup" or item.stash[BROKEN]:
+        passed.discard(item.nodeid)
+    elif report.when == "call" and report.passed and not hasattr(report, "wasxfail"):
+        passed.add(item.nodeid)
+
+
+def end(session: pytest.Session, exitstatus: int) -> None:
+    """Write what may be written; a worker hands its share to the controller."""
+    config = session.config
+    stash = config.stash
+    if hasattr(config, "workerinput"):
+        worker_results.send(config)
+    elif _has_something_to_say(config):
+        from pytest_cudagraph.summary import end_run
+
+        outcomes = stash[OUTCOMES]
+        ending = stash[RUN_SUMMARY] = end_run(outcomes, _collected(session, exitstatus), stash[SETTINGS])
+        if ending.failed and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        if not config.pluginmanager.has_plugin("terminalreporter"):
+            sys.stderr.write("".join(f"{line}\n" for line in ending.problems))
+
+
+def _has_something_to_say(config: pytest.Config) -> bool:
+    """A document that was asked for is written also where no test of ours ran: the last run's would pass for it."""
+    stash, settings = config.stash, config.stash[SETTINGS]
+    wanted = bool(stash[OUTCOMES]) or bool(stash[DEVICE_CONTEXTS]) or settings.json is not None
+    return settings.enabled and not config.option.collectonly and wanted
+
+
+def _collected(session: pytest.Session, exitstatus: int) -> CollectedTests:
+    from pytest_cudagraph.summary import CollectedTests
+
+    config, stash = session.config, session.config.stash
+    finished = exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
+    stopped = bool(session.shouldstop or session.shouldfail)
+    seen, ours, passed = stash[COLLECTED], stash[OURS], stash[PASSED]
+    paths = tuple(_from_root(config, argument) for argument in config.args)
+    return CollectedTests(
+        passed=frozenset(passed),
+        silent=frozenset(ours - passed),
+        files=frozenset(nodeid.partition("::")[0] for nodeid in seen),
+        finished=finished,
+        # Where every xdist worker died, none has told what there was to run.
+        complete=finished and not stopped and bool(seen) and not stash[DESELECTED],
+        asked_sizes=frozenset(stash[SETTINGS].batch_sizes if _asks_for_sizes(config) else ()),
+        paths=paths,
+        whole="." in paths or _testpaths(config) <= set(paths),
+        folder=config.invocation_params.dir,
+    )
+
+
+def _asks_for_sizes(config: pytest.Config) -> bool:
+    return config.getoption("--cudagraph-batch-sizes") is not None
+
+
+def _testpaths(config: pytest.Config) -> set[str]:
+    """What the project's own configuration runs, relative to the root directory; all of that where it names nothing."""
+    root = config.rootpath
+    # As pytest expands them; a Path refuses some of what it takes (".", absolute ones).
+    found = [path for each in config.getini("testpaths") for path in glob(each, root_dir=root, recursive=True)]  # noqa: PTH207
+    return {Path(os.path.normpath(path)).as_posix() for path in found} or {"."}
+
+
+def _from_root(config: pytest.Config, argument: str) -> str:
+    path = Path(os.path.normpath(config.invocation_params.dir / argument))
+    return path.relative_to(config.rootpath).as_posix() if path.is_relative_to(config.rootpath) else argument
+
+
+def summarise(reporter: pytest.TerminalReporter) -> None:
+    """The table, the counts, what was written; nothing when no test used the plugin."""
+    ending = reporter.config.stash.get(RUN_SUMMARY, None)
+    if ending is None or not (ending.lines or ending.problems):
+        return
+    reporter.section("cudagraph")
+    for line in ending.lines:
+        reporter.line(line)
+    for line in ending.problems:
+        reporter.line(line, red=True)

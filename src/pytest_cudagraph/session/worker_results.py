@@ -1,0 +1,81 @@
+"""What an xdist worker has seen, on its way to the controller; and what a test run again takes back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pytest_cudagraph.session.state_keys import COLLECTED, DESELECTED, MISTAKE, OURS, OUTCOMES, PASSED
+
+_WORKER_KEY = "pytest_cudagraph"
+_SETS = {PASSED: "passed", COLLECTED: "collected", OURS: "ours"}
+
+
+def forget(config: pytest.Config, nodeid: str) -> bool:
+    """Drop what was kept of a test; says whether there was anything."""
+    outcomes = config.stash[OUTCOMES]
+    kept = [report for report in outcomes if report.nodeid != nodeid]
+    is_shorter = len(kept) < len(outcomes)
+    outcomes[:] = kept
+    return is_shorter
+
+
+def pack(config: pytest.Config, report: pytest.TestReport, data: dict[str, Any]) -> None:
+    """In an xdist worker: what a test has shown travels with its own report, for a later test may end the process."""
+    ours = getattr(report, "nodeid", None) in config.stash[OURS]
+    when = getattr(report, "when", None) if ours and hasattr(config, "workerinput") else None
+    if when == "setup":
+        data[_WORKER_KEY] = {"outcomes": [], "begun": report.nodeid}
+    elif when in ("call", "teardown"):
+        # Only after its teardown has a test passed as a whole.
+        has_passed = when == "teardown" and report.nodeid in config.stash[PASSED]
+        data[_WORKER_KEY] = {"outcomes": _take_outcomes(config), "passed": [report.nodeid] * has_passed}
+
+
+def unpack(report: Any) -> None:
+    """In the controller: take over what came with a test's report, which is then as if nothing had."""
+    sent = vars(report).pop(_WORKER_KEY, None)
+    if sent:
+        _take_over(report.node.config, sent)
+
+
+def receive(node: Any) -> None:
+    """Take over what an xdist worker has seen as a whole; one that died has nothing to say."""
+    sent = getattr(node, "workeroutput", {}).get(_WORKER_KEY)
+    if sent:
+        _take_over(node.config, sent)
+
+
+def _take_over(config: pytest.Config, sent: dict[str, Any]) -> None:
+    from pytest_cudagraph.report import from_plain
+
+    stash = config.stash
+    if sent.get("mistake"):
+        raise pytest.UsageError(sent["mistake"])
+    forget(config, sent.get("begun", ""))
+    stash[OUTCOMES].extend(from_plain(plain) for plain in sent["outcomes"])
+    for key, name in _SETS.items():
+        stash[key].update(sent.get(name, ()))
+    stash[DESELECTED] = stash[DESELECTED] or sent.get("deselected", False)
+
+
+def _take_outcomes(config: pytest.Config) -> list[dict[str, Any]]:
+    from pytest_cudagraph.report import to_plain
+
+    outcomes = config.stash[OUTCOMES]
+    taken = [to_plain(report) for report in outcomes]
+    outcomes.clear()
+    return taken
+
+
+def send(config: Any) -> None:
+    """Hand the worker's share as a whole to the controller."""
+    stash = config.stash
+    config.workeroutput[_WORKER_KEY] = {
+        "outcomes": _take_outcomes(config),
+        "collected": sorted(stash[COLLECTED]),
+        "ours": sorted(stash[OURS]),
+        "deselected": stash[DESELECTED],
+        "mistake": stash.get(MISTAKE, ""),
+    }

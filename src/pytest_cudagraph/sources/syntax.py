@@ -1,0 +1,163 @@
+"""What the source of a model spells out: devices named for the host, branches of a GPU, assigned attributes."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import itertools
+import linecache
+from collections.abc import Iterator
+from types import CodeType, FrameType
+
+import torch
+
+from pytest_cudagraph.sources.user_lines import origin_of
+from pytest_cudagraph.values import Site
+
+_BEFORE_CALLS = frozenset({"__init__", "__new__", "__post_init__", "__setstate__", "reset_parameters"})
+
+
+def assigned_at(kind: type, attribute: str) -> Site | None:
+    """The last line of ``kind``'s own code that assigns ``attribute``, or an entry of it, outside of its construction.
+
+    None where there is none to see: another name for the object, ``setattr``, a library's code.
+    """
+    for each in kind.__mro__:
+        found = _sites(each).get(attribute)
+        if found is not None:
+            return found
+    return None
+
+
+@functools.lru_cache(maxsize=256)
+def _sites(kind: type) -> dict[str, Site]:
+    try:
+        file, (lines, first) = inspect.getsourcefile(kind), inspect.getsourcelines(kind)
+        if file is None or origin_of(file) == "machinery":
+            return {}
+        linecache.checkcache(file)
+        tree = ast.parse(inspect.cleandoc("\n" + "".join(lines)))
+    except (OSError, TypeError, SyntaxError):  # made at run time, built in, or edited since it was imported
+        return {}
+    return {name: Site(file=file, line=first + line - 1, function=function) for name, line, function in _assigned(tree)}
+
+
+def _assigned(tree: ast.AST) -> Iterator[tuple[str, int, str]]:
+    for function in ast.walk(tree):
+        if isinstance(function, ast.FunctionDef) and function.name not in _BEFORE_CALLS:
+            for node in ast.walk(function):
+                yield from ((name, node.lineno, function.name) for name in _targets(node))  # type: ignore[attr-defined]
+
+
+def _targets(node: ast.AST) -> list[str]:
+    """``cached`` for ``self.cached = ...``, ``self.cached += ...``, ``self.cached[key] = ...``."""
+    if isinstance(node, ast.Assign):
+        targets = node.targets
+    elif isinstance(node, ast.AugAssign | ast.AnnAssign):
+        targets = [node.target]
+    else:
+        return []
+    parts = [part for target in targets for part in (target.elts if isinstance(target, ast.Tuple) else [target])]
+    bases = [part.value if isinstance(part, ast.Subscript) else part for part in parts]
+    return [base.attr for base in bases if isinstance(base, ast.Attribute)]
+
+
+def names_host(frame: FrameType, called: str) -> bool:
+    """Whether the call a frame is at is one of ``called`` with a device that is written out there as the host's."""
+    code = frame.f_code
+    # Asked for each factory and each move of a model, nearly all in functions without this word.
+    if not any(is_host(constant) for constant in code.co_consts):
+        return False
+    calls = [call for call in _calls(code.co_filename) if _covers(call, frame.f_lineno)]
+    place = _place(frame)
+    # Where Python does not tell the columns (before 3.11), every call of the line is looked at.
+    calls = [call for call in calls if (call.lineno, call.col_offset, call.end_col_offset) == place] or calls
+    return any(_name(call.func) == called and any(map(_names_host, _devices(call, called))) for call in calls)
+
+
+def _place(frame: FrameType) -> tuple[int | None, int | None, int | None] | None:
+    """The line, first and last column of the call that a frame is at."""
+    positions = getattr(frame.f_code, "co_positions", None)
+    if positions is None:
+        return None
+    line, _, column, end_column = next(itertools.islice(positions(), frame.f_lasti // 2, None))
+    return line, column, end_column
+
+
+def is_host(device: object) -> bool:
+    """Whether a device, or its name, is the CPU."""
+    return isinstance(device, str | torch.device) and str(device).partition(":")[0] == "cpu"
+
+
+def gpu_branches(site: Site) -> tuple[int, ...]:
+    """The lines of branches in the function of ``site`` that compare the type of a device with ``"cuda"``."""
+    around = [branches for branches in _gpu_branches(site.file) if branches[0] <= site.line <= branches[1]]
+    return max(around, default=(0, 0, ()))[2]
+
+
+def branches_on_cuda(code: CodeType, line: int) -> bool:
+    """Whether ``is_cuda``, read on this line, decides a branch there."""
+    return any(
+        _covers(test, line) and any(_name(part) == "is_cuda" for part in ast.walk(test))
+        for test in _tests(_tree(code.co_filename))
+    )
+
+
+def _devices(call: ast.Call, called: str) -> list[ast.expr]:
+    positional = call.args[:1] if called == "to" else []
+    return [*positional, *(keyword.value for keyword in call.keywords if keyword.arg == "device")]
+
+
+def _names_host(value: ast.expr) -> bool:
+    if isinstance(value, ast.Call) and _name(value.func) == "device" and value.args:
+        value = value.args[0]
+    return isinstance(value, ast.Constant) and is_host(value.value)
+
+
+@functools.lru_cache(maxsize=64)
+def _gpu_branches(file: str) -> tuple[tuple[int, int, tuple[int, ...]], ...]:
+    """Per function its first and last line, and the lines of its branches on CUDA."""
+    if not any('"cuda"' in text or "'cuda'" in text for text in linecache.getlines(file)):
+        return ()
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
+    functions = [node for node in ast.walk(_tree(file)) if isinstance(node, kinds)]
+    return tuple((node.lineno, node.end_lineno or node.lineno, _lines_asking(node)) for node in functions)
+
+
+def _lines_asking(tree: ast.AST) -> tuple[int, ...]:
+    return tuple(sorted({test.lineno for test in _tests(tree) if any(map(_asks_for_cuda, ast.walk(test)))}))
+
+
+def _tests(tree: ast.AST) -> list[ast.expr]:
+    return [node.test for node in ast.walk(tree) if isinstance(node, ast.If | ast.IfExp | ast.While)]
+
+
+def _asks_for_cuda(node: ast.AST) -> bool:
+    """Whether this is ``device.type == "cuda"``."""
+    if not isinstance(node, ast.Compare) or len(node.ops) != 1 or not isinstance(node.ops[0], ast.Eq):
+        return False
+    sides = (node.left, node.comparators[0])
+    is_word = any(isinstance(side, ast.Constant) and side.value == "cuda" for side in sides)
+    return is_word and any(_name(side) == "type" for side in sides)
+
+
+def _name(node: ast.AST) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def _covers(node: ast.expr | ast.stmt, line: int) -> bool:
+    return node.lineno <= line <= (node.end_lineno or node.lineno)
+
+
+@functools.lru_cache(maxsize=64)
+def _calls(file: str) -> tuple[ast.Call, ...]:
+    return tuple(node for node in ast.walk(_tree(file)) if isinstance(node, ast.Call))
+
+
+@functools.lru_cache(maxsize=16)
+def _tree(file: str) -> ast.AST:
+    try:
+        return ast.parse("".join(linecache.getlines(file)))
+    except (SyntaxError, ValueError):  # a file that was edited while it runs, or a notebook's cell with magic
+        return ast.Module(body=[], type_ignores=[])

@@ -1,0 +1,89 @@
+"""What a measurement saw."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Decision = Literal["pass", "fail", "open"]
+"""What the evidence of a measurement says of its target; ``open``: neither, within the time it had."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Latency:
+    """The distribution of one arm's samples; each sample is one synchronised call, host included."""
+
+    samples: int
+    minimum_ns: float
+    q25_ns: float
+    median_ns: float
+    q75_ns: float
+    q90_ns: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """One randomised block: the lower-quartile sample of each arm (see docs/statistics.md)."""
+
+    eager_ns: float
+    replay_ns: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interval:
+    """A ratio with the 95 % interval obtained by inverting the sequential test that decided it."""
+
+    estimate: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UndecidedState:
+    """What a rule that has not decided had to go by."""
+
+    quiet: int
+    """Of the blocks, those in which no arm alone was disturbed: what a verdict rests on."""
+    least_blocks: int
+    """How many of them a verdict takes."""
+    elapsed_ns: float
+    """Since the first sample, when it was last asked."""
+    least_ns: float
+    """What a verdict on this side of the target takes; more with few blocks, and for a failure by far."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """One measurement of eager against replay at one batch size."""
+
+    eager: Latency
+    replay: Latency
+    speedup: Interval
+    decision: Decision
+    target_ratio: float | None
+    """The speedup the evidence was collected against; None when speed is not judged."""
+    blocks: int
+    noise_ratio: float
+    """Robust spread of the block log-ratios (1.4826 MAD): 0.004 means 0.4 %."""
+    detectable_ratio: float
+    """The smallest relative difference found in 80 of 100 runs with as much measuring (MDE)."""
+    measure_ns: int
+    seed: int
+    compiled: Latency | None = None
+    device_replay: Latency | None = None
+    """Diagnostic second reading of the replay by device events; None on the twin. Never judged."""
+    extended: bool = False
+    drift_ratio: float = 1.0
+    """Level of the eager arm in the last quarter of the run over the first quarter."""
+    inner_calls: int = 1
+    discarded: int = 0
+    """Blocks thrown away because the device was throttled or shared while they were taken; not among ``blocks``."""
+    disturbance: str = ""
+    """Why, in words."""
+    notes: tuple[str, ...] = ()
+    reference: Latency | None = None
+    """The reference workload between the blocks of this measurement; None where there was none."""
+    weighed: UndecidedState | None = None
+    """Of a measurement that is open although it was to be judged."""
+    busy_ns: float | None = None
+    """What the kernels of one replay take by themselves; None where nothing told."""

@@ -1,0 +1,94 @@
+"""What a run that is one of several processes counts on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tests import facts
+
+from pytest_cudagraph import device
+from pytest_cudagraph.pipeline.device_context import open_device_context
+from pytest_cudagraph.settings import OPTIONS, Settings
+from pytest_cudagraph.values import NoBaseline
+
+NO_GPU = device.Missing(found="no driver", remedy="install one")
+
+
+@pytest.mark.parametrize(
+    ("given", "waiting"),
+    [
+        ({"workers": 0, "device": "cuda"}, 0),
+        ({"workers": 1, "device": "auto"}, 0),
+        ({"workers": 1, "device": "cuda"}, 1),
+        ({"workers": 1, "require_gpu": True}, 1),
+    ],
+)
+def test_xdists_controller_that_has_looked_for_a_gpu_is_no_neighbour_of_its_worker(
+    tmp_path, monkeypatch, given, waiting
+):
+    monkeypatch.setattr(device, "why_no_gpu", lambda: None)
+    settings = Settings(**{option.setting: option.default for option in OPTIONS}, rootdir=tmp_path)
+    assert open_device_context("cpu", replace(settings, **given)).waiting_processes == waiting
+
+
+@pytest.mark.parametrize(
+    ("given", "asked_for"),
+    [({}, False), ({"strict": True}, True), ({"strict": True, "update": "new"}, False), ({"update": "all"}, False)],
+)
+def test_a_missing_entry_is_a_lack_under_strict_unless_this_run_saves_it(tmp_path, given, asked_for):
+    settings = Settings(**{option.setting: option.default for option in OPTIONS} | given, rootdir=tmp_path)
+    device_context = open_device_context("cpu", settings)
+    reason = f"no entry in .cudagraph/{device_context.baseline_file.name} yet"
+    assert device_context.find_saved("a", 8) == NoBaseline(comparison="new", reason=reason, asked_for=asked_for)
+
+
+@pytest.mark.parametrize(("update", "comparison"), [("never", "not-comparable"), ("new", "new"), ("changed", "new")])
+def test_what_another_device_has_saved_does_not_keep_this_one_from_saving(tmp_path, update, comparison):
+    settings = Settings(
+        **{option.setting: option.default for option in OPTIONS} | {"update": update, "strict": True}, rootdir=tmp_path
+    )
+    here = open_device_context("cpu", settings)
+    elsewhere = facts.saved("a", 8)
+    reason = f"the baseline is of NVIDIA H200; this run is on {here.device.name}"
+    found = replace(here, elsewhere=(elsewhere,)).find_saved("a", 8)
+    assert found == NoBaseline(comparison=comparison, reason=reason)
+
+
+def bench_of(tmp_path, option="cpu", **given):
+    settings = Settings(**{each.setting: each.default for each in OPTIONS} | given, rootdir=tmp_path)
+    return open_device_context(option, settings)
+
+
+def test_of_other_cpus_the_last_saved_entry_lends_its_kernels_and_a_gpus_does_not(tmp_path):
+    of_gpu = facts.saved("a", 8, saved_at="2026-11-30")
+    old, new = (facts.saved("a", 8, device=facts.CPU, saved_at=date) for date in ("2026-11-01", "2026-11-02"))
+    other = facts.saved("b", 8, device=facts.CPU, saved_at="2026-11-29")
+    device_context = replace(bench_of(tmp_path), elsewhere=(of_gpu, new, old, other))
+    assert device_context.find_saved("a", 8).counted == new
+    assert replace(device_context, elsewhere=(of_gpu,)).find_saved("a", 8).counted is None
+    assert replace(device_context, device=facts.H200).find_saved("a", 8).counted is None
+
+
+@pytest.mark.parametrize(
+    ("option", "given", "update_option"),
+    [
+        ("cpu", {}, "--cudagraph-update"),
+        ("auto", {}, "--cudagraph-device=cpu --cudagraph-update"),
+        ("cpu", {"workers": 2}, "--cudagraph-update without -n"),
+        ("auto", {"workers": 2}, "--cudagraph-device=cpu --cudagraph-update without -n"),
+    ],
+)
+def test_what_writes_a_baseline_is_told_as_it_works_here(tmp_path, monkeypatch, option, given, update_option):
+    monkeypatch.setattr(device, "why_no_gpu", lambda: NO_GPU)
+    assert bench_of(tmp_path, option, **given).update_option == update_option
+
+
+@pytest.mark.parametrize(("option", "opens"), [("cpu", True), ("auto", False)])
+def test_an_update_where_nothing_is_written_holds_tests_to_what_is_saved(tmp_path, monkeypatch, option, opens):
+    monkeypatch.setattr(device, "why_no_gpu", lambda: NO_GPU)
+    device_context = bench_of(tmp_path, option, update="all")
+    saved = facts.saved("a", 8, device=device_context.device)
+    device_context = replace(device_context, saved={("a", 8): saved})
+    assert (device_context.replaces, device_context.saves) == (opens, opens)
+    assert (device_context.held_to("a", 8) == saved) is not opens
