@@ -4,7 +4,7 @@ from __future__ import annotations
 
 CONFTEST = """
 import pytest, torch
-from pytest_cudagraph.pipeline import noise
+from pytest_cudagraph.pipeline import noise_floor
 from pytest_cudagraph.values import Interval
 
 torch.set_num_threads(1)
@@ -15,12 +15,12 @@ def floors(backend, clock, *, budget_s, calls):
     one = Interval(estimate=1.0, low=0.99, high=1.01)
     # A second holds as many blocks as find 0.7 % at this noise.
     return [
-        noise.NoiseFloor(call_ns=2e5, noise_ratio=0.02, apparent=one, detectable_ratio=0.007, blocks_per_s=244.6)
+        noise_floor.NoiseFloor(call_ns=2e5, noise_ratio=0.02, apparent=one, detectable_ratio=0.007, blocks_per_s=244.6)
     ]
 
 
 patch = pytest.MonkeyPatch()
-patch.setattr(noise, "noise_floors", floors)
+patch.setattr(noise_floor, "noise_floors", floors)
 pytest_unconfigure = patch.undo
 """
 

@@ -13,7 +13,7 @@ import pytest
 CLOCK = """
 import dataclasses, random
 import pytest
-from pytest_cudagraph.pipeline import bench, reference, timing
+from pytest_cudagraph.pipeline import batch_timing, device_context
 
 
 class Clock:
@@ -26,7 +26,7 @@ class Clock:
         return Clock.ns
 
 
-def arms(trial, subject, given, made_by=timing._arms):
+def arms(trial, subject, given, made_by=batch_timing._arms):
     jitter = random.Random(0)
 
     def lasting(call, microseconds):
@@ -43,9 +43,9 @@ def arms(trial, subject, given, made_by=timing._arms):
 
 
 patch = pytest.MonkeyPatch()
-patch.setattr(bench, "PerfCounterClock", Clock)
-patch.setattr(timing, "_arms", arms)
-patch.setattr(reference.Reference, "_timed_ns", lambda self, graph: 150e3)
+patch.setattr(device_context, "PerfCounterClock", Clock)
+patch.setattr(batch_timing, "_arms", arms)
+patch.setattr(device_context.Reference, "_timed_ns", lambda self, graph: 150e3)
 pytest_unconfigure = patch.undo
 """
 

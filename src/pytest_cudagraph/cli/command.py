@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from pytest_cudagraph import report
-from pytest_cudagraph.cli import baselines, comparison, doctor
+from pytest_cudagraph.cli import baselines, compare_files, doctor
 from pytest_cudagraph.cli.output import USAGE, CommandOutput
 from pytest_cudagraph.errors import CudagraphError
 
@@ -121,7 +121,7 @@ def _parser() -> _Parser:
     parser.add_argument("--version", action="version", version=f"pytest-cudagraph {doctor.version('pytest-cudagraph')}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     baselines.add_commands(commands.add_parser("baseline", help="list, show and prune baseline files"))
-    comparison.add_command(commands.add_parser("compare", help="compare two baseline files"))
+    compare_files.add_command(commands.add_parser("compare", help="compare two baseline files"))
     add_command(commands.add_parser("explain", help="what a hazard is, and how it is mended"))
     command = commands.add_parser("report", help="show the table of a --cudagraph-json document")
     command.add_argument("file", type=Path, metavar="FILE.json")
