@@ -1,4 +1,4 @@
-"""The workflows and the pre-commit hooks call what exists, and the hooks check what CI checks."""
+"""The workflows and hooks call what exists, the hooks check what CI checks, and CONTRIBUTING names what is there."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ yaml = pytest.importorskip("yaml", reason="PyYAML comes with transformers")
 
 ROOT = Path(__file__).parents[2]
 CI = ROOT / ".ci" / "run"
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 
 
 def parsed(path):
@@ -56,3 +57,19 @@ def test_every_environment_that_is_called_is_defined():
     texts = [CI.read_text(encoding="utf-8"), *commands_of("ci"), *commands_of("gpu"), *(h["entry"] for h in hooks())]
 
     assert {f"testenv:{name}" for name in environments("\n".join(texts))} <= set(tox.sections())
+
+
+def test_the_floors_are_those_that_import_linter_enforces():
+    layers = (ROOT / "pyproject.toml").read_text(encoding="utf-8").partition("\nlayers = [")[2].partition("\n]")[0]
+    enforced = [layer.split(" | ") for layer in re.findall(r'"(.+)"', layers)]
+    rows = re.findall(r"^\| (\d+) \| (.+?) \|", CONTRIBUTING.partition("## The floors")[2].partition("\n## ")[0], re.M)
+
+    assert [re.findall(r"`(\w+)`", modules) for _, modules in rows] == enforced
+    assert [int(number) for number, _ in rows] == list(range(len(enforced), 0, -1))
+
+
+def test_every_path_that_contributing_names_exists():
+    named = re.findall(r"`([\w./]*/[\w./]*|\w+\.(?:py|md|txt|toml))`", CONTRIBUTING)
+    known = (ROOT, ROOT / "src" / "pytest_cudagraph", ROOT / "tests" / "conformance" / "models")
+
+    assert [path for path in named if not any((folder / path).exists() for folder in known)] == []
