@@ -10,11 +10,11 @@ import sys
 
 import pytest
 
-# A clock that only the model moves: the verdicts are those of the readings, whatever else this machine does.
+# A clock that only the models move: the verdicts are those of the readings, whatever else this machine does.
 CONFTEST = """
+import model
 import pytest, torch
 from pytest_cudagraph.measure import PerfCounterClock
-import model
 
 torch.set_num_threads(1)
 patch = pytest.MonkeyPatch()
@@ -29,27 +29,60 @@ from torch import nn
 now_ns = 0
 
 
-@torch.library.custom_op("user::work", mutates_args=())
-def work(x: torch.Tensor) -> torch.Tensor:
+def work(x, cost_ns):
     global now_ns
-    now_ns += {cost_ns}
+    now_ns += cost_ns
     return x * 2
 
 
+# torch.library.custom_op would import the compiler, which takes seconds.
+library = torch.library.Library("user", "DEF")
+library.define("work(Tensor x, int cost_ns) -> Tensor")
+library.impl("work", work, "CPU")
+
+
 class Model(nn.Module):
+    def __init__(self, cost_ns=10_000_000):
+        super().__init__()
+        self.cost_ns = cost_ns
+
     def forward(self, x):
         global now_ns
-        now_ns += 60_000
-        return work(x)
+        now_ns += 6_000_000
+        return torch.ops.user.work(x, self.cost_ns)
+
+
+def make_model():
+    return Model({cost_ns})
 """
 
 TESTS = """
+from model import Model, make_model
 import torch
-from model import Model
 
 
 def test_model(cudagraph):
+    cudagraph(make_model(), torch.randn(1, 4))
+"""
+
+MORE_TESTS = """
+
+def test_steady(cudagraph):
     cudagraph(Model(), torch.randn(1, 4))
+
+
+def test_weights(cudagraph):
+    open(__file__.replace("test_user.py", "weights.bin")).read()
+    cudagraph(Model(), torch.randn(1, 4))
+"""
+
+# What is refused before anything is measured needs no torch.
+SMALL_TESTS = """
+import model
+
+
+def test_model(cudagraph):
+    pass
 """
 
 OPTIONS = ("--cudagraph", "--cudagraph-device=cpu", "--cudagraph-batch-sizes=1", "--cudagraph-base")
@@ -58,11 +91,10 @@ OPTIONS = ("--cudagraph", "--cudagraph-device=cpu", "--cudagraph-batch-sizes=1",
 class Repository:
     """A git repository of a model, its test and a conftest."""
 
-    def __init__(self, project):
-        self.run, self.pytester, self.path = project.run, project.pytester, project.path
-        pytester = project.pytester
-        pytester.makeconftest(CONFTEST)
-        pytester.makepyfile(test_user=TESTS)
+    def __init__(self, path, conftest="import model\n", tests=SMALL_TESTS, model=""):
+        self.path, self.model = path, model
+        (path / "conftest.py").write_text(conftest)
+        (path / "test_user.py").write_text(tests)
         self.git("init", "--quiet")
 
     def git(self, *arguments):
@@ -70,13 +102,13 @@ class Repository:
         command = ["git", "-C", str(self.path), *identity, *arguments]
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
-    def commit(self, cost_ns):
-        self.write(cost_ns)
+    def commit(self, **numbers):
+        self.write(**numbers)
         self.git("add", "--all")
         self.git("commit", "--quiet", "--allow-empty", "--message", "a commit")
 
-    def write(self, cost_ns):
-        (self.path / "model.py").write_text(MODEL.format(cost_ns=cost_ns))
+    def write(self, **numbers):
+        (self.path / "model.py").write_text(self.model.format(**numbers))
 
     def worktrees(self):
         return self.git("worktree", "list").splitlines()
@@ -84,76 +116,66 @@ class Repository:
 
 @pytest.fixture
 def repository(project):
-    return Repository(project)
+    made = Repository(project.path)
+    made.run, made.pytester = project.run, project.pytester
+    return made
 
 
-@pytest.mark.slow
-def test_a_planted_slowdown_of_ten_percent_in_the_working_tree_fails_and_both_sides_are_shown(repository):
-    repository.commit(cost_ns=100_000)
-    repository.commit(cost_ns=105_000)
-    repository.write(cost_ns=110_000)
-    result = repository.run(*OPTIONS, "HEAD~1")
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(
-        [
-            "E*SlowerThanBase: batch 1: replay is 10 % slower than in HEAD~1 (*)*, 99% interval *; allowed is 5.0 %",
-            "E*base -> head: replay 100.0 -> 110.0 µs, lower quartiles in 5 pairs of processes, in turn",
-            "replay at HEAD~1 (*) (base) and in the working tree (head), lower quartiles of processes*",
-            "test*batch*base*head*change*kernels*verdict",
-            "test_user.py::test_model*1*100.0 µs*110.0 µs*+10 %*1*slower",
-        ]
-    )
-    assert len(repository.worktrees()) == 1
-    assert not (repository.path / ".cudagraph").exists()
-
-
-@pytest.mark.slow
-def test_without_a_slowdown_the_run_passes_and_a_new_test_is_called_new(repository):
-    repository.commit(cost_ns=100_000)
-    repository.commit(cost_ns=100_000)
-    (repository.path / "test_more.py").write_text(TESTS.replace("test_model", "test_later"))
-    result = repository.run(*OPTIONS, "HEAD~1")
-    result.assert_outcomes(passed=2)
-    result.stdout.fnmatch_lines(
-        [
-            "test_more.py::test_later * new: not in the base",
-            "test_user.py::test_model*1*100.0 µs*100.0 µs*+0.0 %*1*passed",
-        ]
-    )
-    assert len(repository.worktrees()) == 1
-
-
-@pytest.mark.slow
-def test_from_a_folder_that_the_base_lacks_all_tests_are_called_new(repository, monkeypatch):
-    repository.pytester.makeini("[pytest]\npythonpath = .\n")
-    repository.commit(cost_ns=100_000)
+@pytest.fixture(scope="module")
+def comparison(tmp_path_factory):
+    """One run for all that a comparison shows: two processes of torch for each of its five pairs take a while."""
+    repository = Repository(tmp_path_factory.mktemp("repository"), CONFTEST, TESTS + MORE_TESTS, MODEL)
+    (repository.path / ".gitignore").write_text("weights.bin\n__pycache__\n")
+    repository.commit(cost_ns=10_000_000)
+    repository.commit(cost_ns=10_500_000)
+    repository.write(cost_ns=11_000_000)
+    (repository.path / "weights.bin").touch()
     folder = repository.path / "later"
     folder.mkdir()
     (folder / "test_later.py").write_text(TESTS.replace("test_model", "test_later"))
-    monkeypatch.chdir(folder)
-    result = repository.run(*OPTIONS, "HEAD")
-    result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines(["later/test_later.py::test_later * new: not in the base"])
-    assert len(repository.worktrees()) == 1
+    command = [sys.executable, "-m", "pytest", *OPTIONS, "HEAD~1", "--rootdir=..", ".."]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    return repository, pytest.LineMatcher(done.stdout.splitlines())
 
 
 @pytest.mark.slow
-def test_a_test_that_the_base_has_and_could_not_measure_is_not_called_new(repository):
-    reads = TESTS.replace("    cudagraph(", "    open('weights.bin').read()\n    cudagraph(")
-    repository.pytester.makepyfile(test_user=reads)
-    (repository.path / ".gitignore").write_text("weights.bin\n")
-    repository.commit(cost_ns=100_000)
-    (repository.path / "weights.bin").touch()
-    repository.write(cost_ns=200_000)
-    result = repository.run(*OPTIONS, "HEAD", "--cudagraph-strict")
-    result.assert_outcomes(failed=1)
-    missing = "failed in the base: FileNotFoundError: [[]Errno 2[]] No such file or directory: 'weights.bin'"
-    result.stdout.fnmatch_lines(
+def test_a_planted_slowdown_of_ten_percent_in_the_working_tree_fails_and_both_sides_are_shown(comparison):
+    _, shown = comparison
+    shown.fnmatch_lines(
         [
-            f"E*batch 1: not compared with HEAD (*): {missing}",
-            "test_user.py::test_model * failed in the base",
+            "E*SlowerThanBase: batch 1: replay is 10 % slower than in HEAD~1 (*)*, 99% interval *; allowed is 5.0 %",
+            "E*base -> head: replay 10.0 -> 11.0 ms, lower quartiles in 5 pairs of processes, in turn",
+            "replay at HEAD~1 (*) (base) and in the working tree (head), lower quartiles of processes*",
+            "test*batch*base*head*change*kernels*verdict",
+            "test_user.py::test_model*1*10.0 ms*11.0 ms*+10 %*1*slower",
+            "* 1 failed, 3 passed*",
         ]
     )
+
+
+@pytest.mark.slow
+def test_a_comparison_leaves_no_worktree_and_no_baseline(comparison):
+    repository, _ = comparison
+    assert len(repository.worktrees()) == 1
+    assert not list(repository.path.rglob(".cudagraph"))
+
+
+@pytest.mark.slow
+def test_a_test_without_a_slowdown_passes(comparison):
+    _, shown = comparison
+    shown.fnmatch_lines(["test_user.py::test_steady*1*10.0 ms*10.0 ms*+0.0 %*1*passed"])
+
+
+@pytest.mark.slow
+def test_a_new_test_in_a_folder_that_the_base_lacks_is_called_new(comparison):
+    _, shown = comparison
+    shown.fnmatch_lines(["later/test_later.py::test_later * new: not in the base"])
+
+
+@pytest.mark.slow
+def test_a_test_that_the_base_has_and_could_not_measure_is_not_called_new(comparison):
+    _, shown = comparison
+    shown.fnmatch_lines(["test_user.py::test_weights * failed in the base"])
 
 
 _PATIENCE_S = 120
@@ -185,8 +207,8 @@ if "pytest-cudagraph-" in __file__:
         pass
 """
     )
-    repository.commit(cost_ns=100_000)
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *OPTIONS, "HEAD"]
+    repository.commit()
+    command = [sys.executable, "-m", "pytest", *OPTIONS, "HEAD"]
     run = subprocess.Popen(
         command,
         cwd=repository.path,
@@ -217,7 +239,7 @@ if "pytest-cudagraph-" in __file__:
     ],
 )
 def test_what_cannot_be_measured_is_a_usage_error(repository, arguments, message):
-    repository.commit(cost_ns=100_000)
+    repository.commit()
     result = repository.run(*OPTIONS, *arguments)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines([message])
@@ -225,10 +247,10 @@ def test_what_cannot_be_measured_is_a_usage_error(repository, arguments, message
 
 
 def test_a_base_that_cannot_run_its_tests_is_a_usage_error_with_their_words(repository):
-    repository.commit(cost_ns=100_000)
+    repository.commit()
     (repository.path / "model.py").write_text("raise RuntimeError('not generated yet')\n")
     repository.git("commit", "--quiet", "--all", "--message", "broken")
-    repository.write(cost_ns=100_000)
+    repository.write()
     result = repository.run(*OPTIONS, "HEAD")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(
@@ -237,9 +259,9 @@ def test_a_base_that_cannot_run_its_tests_is_a_usage_error_with_their_words(repo
 
 
 def test_a_base_whose_tests_cannot_be_collected_is_a_usage_error_with_their_words(repository):
-    repository.pytester.makepyfile(test_user=f"import generated\n{TESTS}")
+    repository.pytester.makepyfile(test_user=f"import generated\n{SMALL_TESTS}")
     (repository.path / ".gitignore").write_text("generated.py\n")
-    repository.commit(cost_ns=100_000)
+    repository.commit()
     (repository.path / "generated.py").touch()
     result = repository.run(*OPTIONS, "HEAD")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
@@ -254,7 +276,7 @@ def test_a_base_whose_tests_cannot_be_collected_is_a_usage_error_with_their_word
 
 
 def test_a_root_directory_above_the_repository_is_a_usage_error(repository):
-    repository.commit(cost_ns=100_000)
+    repository.commit()
     above = repository.path.parent
     result = repository.run(*OPTIONS, "HEAD", f"--rootdir={above}")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
@@ -269,11 +291,11 @@ def test_a_root_directory_above_the_repository_is_a_usage_error(repository):
 
 
 def test_a_base_without_pytests_root_directory_is_a_usage_error_of_one_line(repository, monkeypatch):
-    repository.commit(cost_ns=100_000)
+    repository.commit()
     folder = repository.path / "part"
     folder.mkdir()
     (folder / "pytest.ini").write_text("[pytest]\npythonpath = ..\n")
-    (folder / "test_part.py").write_text(TESTS)
+    (folder / "test_part.py").write_text(SMALL_TESTS)
     monkeypatch.chdir(folder)
     result = repository.run(*OPTIONS, "HEAD")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
@@ -283,10 +305,10 @@ def test_a_base_without_pytests_root_directory_is_a_usage_error_of_one_line(repo
 
 
 def test_code_of_the_working_tree_in_the_base_is_a_usage_error(repository):
-    repository.commit(cost_ns=100_000)
+    repository.commit()
     # What an editable install does, done where nothing can stand before it.
     ahead = f"import sys\nsys.path.insert(0, {str(repository.path)!r})\n"
-    (repository.path / "conftest.py").write_text(ahead + CONFTEST)
+    (repository.path / "conftest.py").write_text(ahead + "import model\n")
     repository.git("commit", "--quiet", "--all", "--message", "editable")
     result = repository.run(*OPTIONS, "HEAD")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
@@ -294,7 +316,7 @@ def test_code_of_the_working_tree_in_the_base_is_a_usage_error(repository):
 
 
 def test_without_the_plugins_switch_nothing_is_compared(repository):
-    repository.commit(cost_ns=100_000)
+    repository.commit()
     result = repository.run("--cudagraph-base", "HEAD")
     result.assert_outcomes(passed=1)
     result.stdout.fnmatch_lines(["cudagraph: without --cudagraph nothing is measured or written: --cudagraph-base"])
