@@ -1,4 +1,4 @@
-"""What holds for a thread while it captures, on every backend."""
+"""The state of a thread while it captures, on every backend."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _THREAD = _Thread()
 
 @contextmanager
 def capturing() -> Iterator[None]:
-    """Mark a capture of this thread, its warm-up included."""
+    """Mark this thread as capturing, warm-up included; see :func:`is_capturing`."""
     _THREAD.captures += 1
     try:
         yield
@@ -29,16 +29,22 @@ def capturing() -> Iterator[None]:
 def is_capturing() -> bool:
     """Whether this thread is between the first warm-up and the end of a capture.
 
-    What serves calls from graphs then calls its model instead: CUDA launches no graph inside of a capture, the model's
-    own kernels belong to the outer graph, and waiting for a thread that waits to capture would never end.
+    A server of graphs then calls its model instead. CUDA cannot launch a graph inside a capture, and the model's
+    kernels belong to the outer graph. Waiting for a thread that waits to capture would be a deadlock.
     """
     return _THREAD.captures > 0
 
 
+def autocast_dtype(device_type: str) -> torch.dtype | None:
+    """The dtype to which autocast casts on this type of device; None where it is off."""
+    enabled = torch.is_autocast_enabled(device_type)
+    return torch.get_autocast_dtype(device_type) if enabled else None
+
+
 @contextmanager
 def uncached_autocast() -> Iterator[None]:
-    """Autocast without its cache of cast weights: a graph that reads such a copy would never see new weights."""
-    # Compiled code is guarded by this setting: touched for nothing, it would be compiled again.
+    """Turn off autocast's cache of cast weights: a graph that reads such a copy would never see new weights."""
+    # Compiled code has a guard on this setting. A needless change would compile it again.
     if not torch._C._is_any_autocast_enabled():
         yield
         return

@@ -12,6 +12,7 @@ import torch
 
 from pytest_cudagraph import inputs, pytree
 from pytest_cudagraph.backends import open_backend
+from pytest_cudagraph.backends.capture_mode import autocast_dtype
 from pytest_cudagraph.compile import Compiled, compile_model
 from pytest_cudagraph.compile.compile_batches import first_line
 from pytest_cudagraph.compile.inductor import patient
@@ -33,7 +34,7 @@ class CompiledCode:
         self.sizes = tuple(sorted(sizes))
         self._compiled, self._form, self._serves = compiled, form, True
         self._device_type = torch.device(device).type
-        self._autocast = self._autocast_now()
+        self._autocast = autocast_dtype(self._device_type)
         self._watch = ModelWatch(model)
         # A package has its own copy of the weights; other compiled code reads those of the model.
         self._copied = _tensors(model) if compiled.mode == "aot" else []
@@ -45,7 +46,7 @@ class CompiledCode:
 
     def fitting(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Model | None:
         """What was compiled for exactly such a call: form, batch size and autocast; None where nothing was."""
-        if not self._serves or self._autocast_now() != self._autocast:
+        if not self._serves or autocast_dtype(self._device_type) != self._autocast:
             return None
         rows = self._form.read(args, kwargs, self.sizes[-1])[1]
         return self.call_for(rows) if isinstance(rows, int) else None
@@ -69,10 +70,6 @@ class CompiledCode:
     def close(self) -> None:
         """Release the code."""
         self._compiled.close()
-
-    def _autocast_now(self) -> torch.dtype | None:
-        enabled = torch.is_autocast_enabled(self._device_type)
-        return torch.get_autocast_dtype(self._device_type) if enabled else None
 
 
 def _tensors(model: Model) -> list[torch.Tensor]:

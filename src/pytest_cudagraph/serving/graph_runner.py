@@ -12,7 +12,7 @@ import torch
 
 from pytest_cudagraph import inputs, pytree
 from pytest_cudagraph.backends import open_backend
-from pytest_cudagraph.backends.capture_mode import is_capturing
+from pytest_cudagraph.backends.capture_mode import autocast_dtype, is_capturing
 from pytest_cudagraph.device import choose
 from pytest_cudagraph.errors import CudagraphError, InputError
 from pytest_cudagraph.inputs import Example
@@ -71,7 +71,7 @@ class GraphRunner:
         self._model, self._clones = model, clone_outputs
         self._form = CallForm(example, batch_dim)
         self._device_type = torch.device(self._backend.device).type
-        self._autocast = self._autocast_now()
+        self._autocast = autocast_dtype(self._device_type)
         self._tally, self._lock, self._launched = Tally(), threading.RLock(), None
         setup = Setup(
             model=model,
@@ -140,7 +140,7 @@ class GraphRunner:
         """Capture all graphs again, after a change that no call can see: an attribute, a hook, a global."""
         with self._lock:
             self._check_open()
-            self._autocast = self._autocast_now()  # what is captured now bakes it in
+            self._autocast = autocast_dtype(self._device_type)  # what is captured now bakes it in
             self._graphs.recapture()
 
     def close(self) -> None:
@@ -162,7 +162,7 @@ class GraphRunner:
 
     def _serve(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         values, rows = self._form.read(args, kwargs, self._sizes[-1])
-        if (_is_any_autocast() or self._autocast) and self._autocast_now() != self._autocast:
+        if (_is_any_autocast() or self._autocast) and autocast_dtype(self._device_type) != self._autocast:
             rows = EagerReason.OTHER_AUTOCAST
         if isinstance(rows, EagerReason):
             return self._eager(rows, args, kwargs)
@@ -191,12 +191,6 @@ class GraphRunner:
     def _own(self, output: Any) -> Any:
         # The next replay overwrites the graph's buffers; a copy is in order of this thread's stream, inside the lock.
         return output.clone() if type(output) is torch.Tensor else pytree.map_tensors(torch.clone, output)
-
-    def _autocast_now(self) -> torch.dtype | None:
-        """What a graph has baked in: the dtype of autocast, None where it is off."""
-        if not torch.is_autocast_enabled(self._device_type):
-            return None
-        return torch.get_autocast_dtype(self._device_type)
 
     def _capture_now(self) -> None:
         try:
