@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from pytest_cudagraph.audit.rule_checks import Operators, RuleChecker, number_of, scalar, sort_out, tensors_of, written
-from pytest_cudagraph.audit.trace import OutsideMemory, Trace, TracedOperation, identity_of, is_same, storage_of
-from pytest_cudagraph.backends.cpu.operators import QuietMode
+from pytest_cudagraph import pytree
+from pytest_cudagraph.audit.rule_checks import Operators, RuleChecker, number_of, scalar, sort_out
+from pytest_cudagraph.audit.trace import OutsideMemory, Trace, TracedOperation, storage_of
+from pytest_cudagraph.backends.cpu.memory import storage_key
+from pytest_cudagraph.backends.cpu.operators import QuietMode, hidden_from_compiler, tensors_of
 from pytest_cudagraph.protocols import Backend
 from pytest_cudagraph.sources import user_sites
 
@@ -39,22 +40,9 @@ class _Watching(QuietMode):
         return self._run(func, types, args, kwargs or {})
 
 
-class _WatchingBesideDynamo(_Watching):
-    """The same where the compiler is loaded: it must not try to compile the watcher's own frames."""
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return True
-
-    def __torch_dispatch__(
-        self, func: Any, types: tuple[type, ...], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        return self._run(func, types, args, kwargs or {})
-
-
 def watching(watcher: Watcher) -> QuietMode:
-    """The mode for this process as it is now: with the compiler loaded or without."""
-    return (_WatchingBesideDynamo if "torch._dynamo" in sys.modules else _Watching)(watcher)
+    """A dispatch mode that hands every operation to ``watcher``."""
+    return hidden_from_compiler(_Watching)(watcher)
 
 
 class TraceRecorder:
@@ -72,7 +60,7 @@ class TraceRecorder:
         self._judges = judges
         self._known = dict(known)
         self._made: dict[int, StorageWeakRef] = {}
-        self._makers: dict[int, int] = {}
+        self._makers: dict[int | None, int] = {}
         self._operators = Operators()
 
     def run(self, func: Any, types: tuple[type, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -90,14 +78,14 @@ class TraceRecorder:
             scalars.append(scalar(self._judge.lift(args[0])))
         refused, sites = self._judge.judge(facts, args, kwargs, given) if self._judges else (None, None)
         reads = self._outside(given)
-        writes = self._outside(written(func, args, kwargs)) if self._judges else ()
+        writes = self._outside(facts.written(args, kwargs)) if self._judges else ()
         before = self._backend.rng_state() if facts.may_draw and self._judges else None
         result = func(*args, **kwargs)
-        made = tensors_of(result)
+        made = list(tensors_of(result))
         self._remember(made)
         if self._judges:
             self._judge.place(facts, given, made)
-            self._makers.update(dict.fromkeys(map(identity_of, made), len(self.trace.operations)))
+            self._makers.update(dict.fromkeys(map(storage_key, made), len(self.trace.operations)))
         site, called_from = sites or user_sites()
         self.trace.operations.append(
             TracedOperation(
@@ -109,7 +97,7 @@ class TraceRecorder:
                 site=site,
                 called_from=called_from,
                 refused=refused,
-                draws=before is not None and not is_same(before, self._backend.rng_state()),
+                draws=before is not None and not pytree.has_same_tensors(before, self._backend.rng_state()),
             )
         )
         return result
@@ -121,22 +109,20 @@ class TraceRecorder:
 
     def made_by(self, leaf: Any) -> TracedOperation | None:
         """The operation that gave a tensor last; None for what no operation gave."""
-        at = self._makers.get(identity_of(leaf)) if isinstance(leaf, torch.Tensor) else None
+        at = self._makers.get(storage_key(leaf)) if isinstance(leaf, torch.Tensor) else None
         return None if at is None else self.trace.operations[at]
 
     def _remember(self, tensors: Iterable[torch.Tensor]) -> None:
         for tensor in tensors:
-            identity = identity_of(tensor)
-            if identity not in self._made and identity not in self._known:
-                storage = storage_of(tensor)
-                if storage is not None:
-                    self._made[identity] = storage
+            storage = storage_of(tensor)
+            if storage is not None and storage.cdata not in self._known:
+                self._made.setdefault(storage.cdata, storage)
 
     def _outside(self, tensors: Iterable[torch.Tensor]) -> tuple[OutsideMemory, ...]:
         found: dict[int, OutsideMemory] = {}
         for tensor in tensors:
-            identity = identity_of(tensor)
-            if identity and identity not in self._made:
+            identity = storage_key(tensor)
+            if identity is not None and identity not in self._made:
                 found[identity] = self._known.get(identity) or self._meet(tensor, identity)
         return tuple(found.values()) if found else ()
 
@@ -167,7 +153,7 @@ class RuleWatch:
             self._judge.lift(args[0])
         refused, sites = self._judge.judge(facts, args, kwargs, given)
         result = func(*args, **kwargs)
-        self._judge.place(facts, given, tensors_of(result))
+        self._judge.place(facts, given, list(tensors_of(result)))
         if refused is not None or facts.is_legal_beside:
             site, called_from = sites or user_sites()
             self.trace.operations.append(
@@ -182,7 +168,7 @@ class TraceMatcher:
     That is operations, plain arguments, shapes, and which pieces of the state are read.
     """
 
-    def __init__(self, first: Trace, state: Iterable[int]) -> None:
+    def __init__(self, first: Trace, state: Iterable[int | None]) -> None:
         self._expected = iter(first.operations)
         self._state = frozenset(state)
         self._operators = Operators()
@@ -206,7 +192,7 @@ class TraceMatcher:
             sort_out(sorted(kwargs.items()), scalars, given)
         if facts.is_lift:
             scalars.append(scalar(number_of(args[0])))
-        reads = {identity_of(tensor) for tensor in given} & self._state
+        reads = {storage_key(tensor) for tensor in given} & self._state
         result = func(*args, **kwargs)
         self._is_same = (
             expected is not None

@@ -19,9 +19,9 @@ from pytest_cudagraph.audit.trace import (
     Trace,
     TraceDifference,
     differences,
-    identity_of,
     storage_of,
 )
+from pytest_cudagraph.backends.cpu.memory import storage_key
 from pytest_cudagraph.inputs import Example
 from pytest_cudagraph.inputs.example import container_changes
 from pytest_cudagraph.inputs.new_values import Like
@@ -71,7 +71,7 @@ class ProbeCall:
 
     def is_like(self, first: Trace, example: Example, held: Held) -> bool:
         """Whether a call does what the recorded one did."""
-        outline = TraceMatcher(first, map(identity_of, held.values()))
+        outline = TraceMatcher(first, map(storage_key, held.values()))
         self._call(inputs.clone(example), watching(outline))
         return outline.is_same
 
@@ -140,7 +140,7 @@ class ProbeResults:
     """What the first call changed of the state."""
     registered: frozenset[str]
     """The names of parameters and buffers among the state."""
-    storages: dict[str, int]
+    storages: dict[str, int | None]
     """The memory of every tensor of the state, by name."""
     generators: tuple[str, ...] = ()
     """The generators of random numbers that the first call moved, by name."""
@@ -176,7 +176,7 @@ def run_probes(
         try:
             held = stage.held()
             registered = _registered(model, held)
-            storages = {name: identity_of(tensor) for name, tensor in held.items()}
+            storages = {name: storage_key(tensor) for name, tensor in held.items()}
             seen = ProbeResults(
                 first=stage.record(example, held, judges=True),
                 generators=generators.moved(),

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from pytest_cudagraph import hazards
-from pytest_cudagraph.audit.trace import identity_of, storage_of
+from pytest_cudagraph.audit.trace import storage_of
+from pytest_cudagraph.backends.cpu.memory import storage_key
+from pytest_cudagraph.backends.cpu.operators import Traits, traits_of
 from pytest_cudagraph.hazards import Refusal
 from pytest_cudagraph.protocols import Backend
 from pytest_cudagraph.sources import Sites, user_frame, user_sites
@@ -31,10 +32,16 @@ class OperatorInfo(NamedTuple):
     func: Any
     name: str
     short_name: str
+    traits: Traits | None
+    """None for a higher-order operator, which has no schema."""
     is_judged: bool
     may_draw: bool
     is_lift: bool
     is_legal_beside: bool
+
+    def written(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+        """The tensors that a call with these arguments writes to."""
+        return [] if self.traits is None else self.traits.written(args, kwargs)
 
 
 class Operators(dict[int, OperatorInfo]):
@@ -42,13 +49,15 @@ class Operators(dict[int, OperatorInfo]):
 
     def learn(self, func: Any) -> OperatorInfo:
         name, short_name = str(func), str(getattr(func, "overloadpacket", func).__name__)
+        traits = traits_of(func) if isinstance(func, torch._ops.OpOverload) else None
         self[id(func)] = facts = OperatorInfo(
             func=func,
             name=name,
             short_name=short_name,
+            traits=traits,
             is_judged=hazards.is_judged(func),
-            may_draw=any(tag.name == "nondeterministic_seeded" for tag in getattr(func, "tags", ())),
-            is_lift=short_name == "lift_fresh",
+            may_draw=traits is not None and traits.random,
+            is_lift=traits is not None and traits.lifts,
             is_legal_beside=name.startswith(LEGAL_BESIDE),
         )
         return facts
@@ -76,40 +85,6 @@ def scalar(value: Any) -> Any:
     return value if isinstance(value, _PLAIN) else type(value).__name__
 
 
-def tensors_of(result: Any) -> list[torch.Tensor]:
-    """The tensors among the results of an operation, in order."""
-    return [result] if isinstance(result, torch.Tensor) else list(_tensors((result,)))
-
-
-def written(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[torch.Tensor]:
-    """The tensors that an operation writes to."""
-    names, flag = _write_names(func)
-    if not names and flag is None:
-        return iter(())
-    given = {**dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)), **kwargs}
-    # Normalisation in training updates its statistics, which the schemas of most of its forms do not say.
-    statistics = ("running_mean", "running_var") if flag is not None and given.get(flag) is True else ()
-    return _tensors(given.get(name) for name in (*names, *statistics))
-
-
-def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            yield value
-        elif isinstance(value, list | tuple):
-            yield from _tensors(value)
-
-
-@functools.cache
-def _write_names(func: Any) -> tuple[tuple[str, ...], str | None]:
-    """The arguments that the schema marks as written, and the flag that makes a normalisation write too."""
-    arguments = getattr(getattr(func, "_schema", None), "arguments", ())
-    written = (argument for argument in arguments if argument.alias_info is not None and argument.alias_info.is_write)
-    named = {argument.name for argument in arguments}
-    flags = [flag for flag in ("training", "train", "use_input_stats") if flag in named and "running_mean" in named]
-    return tuple(argument.name for argument in written), flags[0] if flags else None
-
-
 _TAKES_BOTH = frozenset(
     "_pack_padded_sequence pack_padded_sequence tensor_split ctc_loss _ctc_loss lstm gru rnn_tanh rnn_relu".split()
 )
@@ -128,8 +103,8 @@ class Placement:
     """Where one call's tensors lie, as far as that is certain; ``device`` is the memory of inputs and state."""
 
     def __init__(self, device: Iterable[int]) -> None:
-        self._device = set(device)
-        self._made: dict[int, _Made] = {}
+        self._device: set[int | None] = set(device)
+        self._made: dict[int | None, _Made] = {}
 
     def judge(self, name: str, given: Sequence[torch.Tensor]) -> tuple[Refusal, Sites] | None:
         """The refusal of an operation that takes a host's tensor beside the device's, and where that was made.
@@ -139,7 +114,7 @@ class Placement:
         if not self._made or name in _TAKES_BOTH or not self._touches_device(given):
             return None
         for tensor in given:
-            made = self._made.get(identity_of(tensor))
+            made = self._made.get(storage_key(tensor))
             if made is not None and made.named and tensor.dim() > 0:
                 text = f"made on the host by name; {name} takes it beside tensors of the device"
                 return Refusal(id="host-data", text=text, operation=made.named), made.sites
@@ -148,7 +123,7 @@ class Placement:
     def remember(self, func: Any, name: str, given: Sequence[torch.Tensor], made: Sequence[torch.Tensor]) -> None:
         """Take note of where an operation puts its results: with its tensors, or where the source says."""
         if self._touches_device(given):
-            self._device.update(map(identity_of, made))
+            self._device.update(map(storage_key, made))
             return
         origin = self._origin(given) if given else _named_host(func, name)
         for tensor in made:
@@ -157,11 +132,11 @@ class Placement:
                 self._made[storage.cdata] = _Made(storage, *origin)
 
     def _touches_device(self, given: Sequence[torch.Tensor]) -> bool:
-        ids = map(identity_of, given)
+        ids = map(storage_key, given)
         return any(id_ in self._device and id_ not in self._made for id_ in ids)
 
     def _origin(self, given: Sequence[torch.Tensor]) -> tuple[str, Sites]:
-        sources = (self._made.get(identity_of(tensor)) for tensor in given)
+        sources = (self._made.get(storage_key(tensor)) for tensor in given)
         named = next((source for source in sources if source is not None and source.named), None)
         return ("", Sites()) if named is None else (named.named, named.sites)
 
@@ -213,9 +188,9 @@ class RuleChecker:
             self._placement.remember(facts.func, facts.short_name, given, made)
 
     def _is_number(self, tensor: torch.Tensor) -> bool:
-        return identity_of(tensor) in self._numbers
+        return storage_key(tensor) in self._numbers
 
 
 def number_of(tensor: torch.Tensor) -> Any:
     """The number that a tensor without dimensions holds; None for others."""
-    return _read_number(tensor) if tensor.dim() == 0 and identity_of(tensor) else None
+    return _read_number(tensor) if tensor.dim() == 0 and storage_key(tensor) is not None else None

@@ -33,7 +33,7 @@ class Generators:
     def moved(self) -> tuple[str, ...]:
         """Those that stand elsewhere now, by name."""
         moved = {
-            TORCHS: not is_same(self._torch, self._backend.rng_state()),
+            TORCHS: not pytree.has_same_tensors(self._torch, self._backend.rng_state()),
             "Python's random": random.getstate() != self._python,
             "numpy.random": self._numpy is not None and not _is_same_numpy(self._numpy, _numpy_state()),
         }
@@ -48,12 +48,6 @@ class Generators:
             if self._numpy is not None:
                 stack.callback(sys.modules["numpy"].random.set_state, self._numpy)
             yield
-
-
-def is_same(first: Any, second: Any) -> bool:
-    """Whether two states of torch's generators (tensors in any nesting) are equal."""
-    pairs = zip(pytree.flatten(first)[0], pytree.flatten(second)[0], strict=True)
-    return all(torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b for a, b in pairs)
 
 
 def _numpy_state() -> Any:
@@ -111,14 +105,6 @@ class Trace:
     kept_alive: list[object] = field(default_factory=list)
     known: frozenset[int] = frozenset()
     """The memory of inputs and state as the call began."""
-
-
-def identity_of(tensor: torch.Tensor) -> int:
-    """What tells a tensor's memory from others as long as something refers to it; 0 for sparse and opaque ones."""
-    try:
-        return int(tensor.untyped_storage()._cdata)
-    except (NotImplementedError, RuntimeError):
-        return 0
 
 
 def storage_of(tensor: torch.Tensor) -> StorageWeakRef | None:

@@ -89,7 +89,7 @@ class InitialState:
             python=done.python,
             assigned=done.assigned,
             inputs=inputs.changed_tensors(example, given),
-            random=not is_same_random_state(generators, seeded),
+            random=not pytree.has_same_tensors(generators, seeded),
             generators=generators,
         )
 
@@ -133,7 +133,7 @@ class InitialState:
         self._snapshot.restore()
         self._backend.set_rng_state(self._rng)
         left = _all_names(self._snapshot.changes())
-        if not is_same_random_state(self._backend.rng_state(), self._rng):
+        if not pytree.has_same_tensors(self._backend.rng_state(), self._rng):
             left.append("the random generators")
         if left:
             raise CudagraphError(f"the check could not bring the model back to its state before: {', '.join(left)}")
@@ -185,12 +185,6 @@ def _nouns(model: Model, live: Mapping[str, torch.Tensor]) -> dict[str, str]:
 def _all_names(changes: Changes) -> list[str]:
     tensors = (*changes.written, *changes.rebound, *changes.added, *changes.removed)
     return [*tensors, *changes.python, *changes.training]
-
-
-def is_same_random_state(first: Any, second: Any) -> bool:
-    """Whether two states of all generators, as a backend gives them, are equal."""
-    pairs = zip(pytree.tensors_in(first), pytree.tensors_in(second), strict=True)
-    return all(torch.equal(one, other) for one, other in pairs)
 
 
 def _copy(leaf: Any) -> Any:

@@ -98,6 +98,11 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
     return [leaf for leaf in flatten(value)[0] if isinstance(leaf, torch.Tensor)]
 
 
+def has_same_tensors(first: Any, second: Any) -> bool:
+    """Whether two values hold equal tensors; both must hold the same number of them."""
+    return all(torch.equal(one, other) for one, other in zip(tensors_in(first), tensors_in(second), strict=True))
+
+
 def map_tensors(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
     """``value`` rebuilt with ``function(tensor)`` in the place of every tensor; other leaves are shared."""
     leaves, structure = flatten(value)

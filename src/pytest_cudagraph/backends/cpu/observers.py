@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import weakref
 from collections.abc import Mapping
 from functools import partial
@@ -13,7 +12,7 @@ from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wr
 
 from pytest_cudagraph import hazards
 from pytest_cudagraph.backends.cpu.memory import storage_key
-from pytest_cudagraph.backends.cpu.operators import QuietMode, tensors_of
+from pytest_cudagraph.backends.cpu.operators import QuietMode, hidden_from_compiler, tensors_of
 from pytest_cudagraph.backends.cpu.tape import Refusals, Region, Tape
 
 
@@ -44,33 +43,18 @@ class SeenMemory(QuietMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        return self._watch(func, types, args, kwargs or {})
-
-    def _watch(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         if any(is_traceable_wrapper_subclass_type(cls) for cls in types):
             return NotImplemented  # torch then asks the subclass, whose inner operations come here
+        kwargs = kwargs or {}
         self.see((args, kwargs))
         result = func(*args, **kwargs)
         self.see(result)
         return result
 
 
-class _SeenMemoryBesideDynamo(SeenMemory):
-    """The same where the compiler is loaded: it must not try to compile the witness's own frames."""
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return True
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        return self._watch(func, types, args, kwargs or {})
-
-
 def watch_memory() -> SeenMemory:
-    """The witness for this process as it is now."""
-    return _SeenMemoryBesideDynamo() if "torch._dynamo" in sys.modules else SeenMemory()
+    """A new observer of memory."""
+    return hidden_from_compiler(SeenMemory)()
 
 
 _DENSE_KEY = torch._C.DispatchKey.CompositeExplicitAutograd
@@ -128,20 +112,6 @@ class OperationRecorder(QuietMode):
             return func.py_kernels[_DENSE_KEY](*args, **kwargs)
 
 
-class _OperationRecorderBesideDynamo(OperationRecorder):
-    """The same where the compiler is loaded: it must not try to compile the recorder's own frames."""
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return True
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        return self._record(func, types, args, kwargs or {})
-
-
 def open_recorder(tape: Tape, refusals: Refusals) -> OperationRecorder:
-    """The recorder for this process as it is now."""
-    recorder = _OperationRecorderBesideDynamo if "torch._dynamo" in sys.modules else OperationRecorder
-    return recorder(tape, refusals)
+    """A new recorder of operations."""
+    return hidden_from_compiler(OperationRecorder)(tape, refusals)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -36,6 +37,21 @@ class QuietMode(TorchDispatchMode):
     def is_infra_mode(cls) -> bool:
         # How an older torch, which lacks the switch above, is told the same.
         return not _HAS_OWN_SWITCH
+
+
+_Mode = TypeVar("_Mode", bound=QuietMode)
+
+
+def hidden_from_compiler(kind: type[_Mode]) -> type[_Mode]:
+    """The class to use in this process: where torch.compile is loaded, one whose frames it does not compile."""
+    return _hidden(cast("Any", kind)) if "torch._dynamo" in sys.modules else kind
+
+
+@functools.cache
+def _hidden(kind: type) -> Any:
+    # torch wraps the method of the class at hand only, so the subclass needs an entry of its own.
+    own = {"__torch_dispatch__": vars(kind)["__torch_dispatch__"], "_should_skip_dynamo": classmethod(lambda cls: True)}
+    return type(kind.__name__, (kind,), own)
 
 
 _COMPOSITE_KEY = torch._C.DispatchKey.CompositeImplicitAutograd
