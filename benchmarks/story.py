@@ -27,7 +27,9 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pytest_cudagraph import pipeline
-from pytest_cudagraph.settings import OPTIONS, CallSettings, MarkSettings, Settings, make_case
+from pytest_cudagraph.settings.case import CallSettings, make_case
+from pytest_cudagraph.settings.marks import MarkSettings
+from pytest_cudagraph.settings.options import OPTIONS, Settings
 from pytest_cudagraph.summary import CollectedTests, end_run
 
 STORY_LIMIT_S = 0.5

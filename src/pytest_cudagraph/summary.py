@@ -15,7 +15,7 @@ from pytest_cudagraph import environment, gate, record, report
 from pytest_cudagraph.base_revision.judge import base_table
 from pytest_cudagraph.baseline import JsonStore, Key, normal_name
 from pytest_cudagraph.errors import BaselineError
-from pytest_cudagraph.settings import Settings
+from pytest_cudagraph.settings.options import Settings
 from pytest_cudagraph.values import DeviceInfo, GraphReport, SavedBatch
 
 if TYPE_CHECKING:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from pytest_cudagraph.settings import FIXTURES, MARK, OPTIONS
+from pytest_cudagraph.settings.marks import FIXTURES, MARK
+from pytest_cudagraph.settings.options import OPTIONS
 
 
 def test_help_lists_every_option_with_its_words(project):

@@ -13,7 +13,7 @@ from tests.unit.test_monitor import UUID, FakeNvml
 
 from pytest_cudagraph.monitor import PerfMonitor
 from pytest_cudagraph.pipeline.device_context import open_device_context
-from pytest_cudagraph.settings import OPTIONS, Settings
+from pytest_cudagraph.settings.options import OPTIONS, Settings
 
 OURS, WHO_WAITS, NEIGHBOUR = os.getpid(), 7, 8
 

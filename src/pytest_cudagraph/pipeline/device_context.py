@@ -17,7 +17,7 @@ from pytest_cudagraph.baseline import JsonStore, read
 from pytest_cudagraph.errors import BaselineError, CudagraphError
 from pytest_cudagraph.measure import PerfCounterClock
 from pytest_cudagraph.protocols import Backend, CapturedGraph, Clock, GraphPool
-from pytest_cudagraph.settings import Settings
+from pytest_cudagraph.settings.options import Settings
 from pytest_cudagraph.stats import summaries
 from pytest_cudagraph.values import DeviceInfo, Latency, NoBaseline, SavedBatch
 

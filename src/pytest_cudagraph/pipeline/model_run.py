@@ -22,7 +22,7 @@ from pytest_cudagraph.units import to_ns
 from pytest_cudagraph.values import Agreement, BatchReport, Comparison, Disagreement, GraphReport, Judgement, Timing
 
 if TYPE_CHECKING:
-    from pytest_cudagraph.settings import Case
+    from pytest_cudagraph.settings.case import Case
 
 
 def run_stages(model_run: ModelRun) -> GraphReport:

@@ -15,7 +15,7 @@ from pytest_cudagraph.errors import EagerFailed, InputError
 from pytest_cudagraph.inputs import Example
 from pytest_cudagraph.pipeline.device_context import DeviceContext
 from pytest_cudagraph.protocols import Backend, Model
-from pytest_cudagraph.settings import Case
+from pytest_cudagraph.settings.case import Case
 from pytest_cudagraph.values import GraphReport
 
 

@@ -13,7 +13,7 @@ from pytest_cudagraph.values import Agreement, Disagreement, Receipt
 
 if TYPE_CHECKING:
     from pytest_cudagraph.pipeline.model_run import ModelRun
-    from pytest_cudagraph.settings import Case
+    from pytest_cudagraph.settings.case import Case
 
 
 class CompiledModel:

@@ -23,7 +23,7 @@ from pytest_cudagraph.settings.case import CallSettings, Case, make_case
 if TYPE_CHECKING:
     from pytest_cudagraph.pipeline import CompiledModel, DeviceContext, Graphs, ModelRun
     from pytest_cudagraph.protocols import Model
-    from pytest_cudagraph.settings import Settings
+    from pytest_cudagraph.settings.options import Settings
     from pytest_cudagraph.values import GraphReport
 
 _SHOWN_EVERY_S = 0.1

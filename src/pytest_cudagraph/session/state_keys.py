@@ -9,7 +9,8 @@ import pytest
 if TYPE_CHECKING:
     from pytest_cudagraph.base_revision.comparison import AgainstBase
     from pytest_cudagraph.pipeline import DeviceContext
-    from pytest_cudagraph.settings import MarkSettings, Settings
+    from pytest_cudagraph.settings.marks import MarkSettings
+    from pytest_cudagraph.settings.options import Settings
     from pytest_cudagraph.summary import RunSummary
     from pytest_cudagraph.values import GraphReport
 

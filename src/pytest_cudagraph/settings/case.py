@@ -1,4 +1,4 @@
-"""One call of a fixture with everything resolved; the precedence is written here and nowhere else."""
+"""Resolves one call of a fixture; the only place that defines the precedence of its settings."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pytest_cudagraph.errors import InputError
 from pytest_cudagraph.settings.marks import MARK_PARSERS, MarkSettings
 from pytest_cudagraph.settings.options import DeviceOption, Settings
-from pytest_cudagraph.settings.parsing import min_speedups, name
+from pytest_cudagraph.settings.parsing import check_covered, min_speedups, name
 from pytest_cudagraph.values import MinSource
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One call of a fixture with everything resolved."""
+    """All settings of one fixture call, resolved."""
 
     nodeid: str
     name: str
@@ -36,7 +36,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallSettings:
-    """The keyword arguments of one fixture call that override marker and settings; None: not given."""
+    """The keyword arguments of one fixture call, which override marker and settings; None: not given."""
 
     batch_sizes: Any = None
     compile: Any = None
@@ -46,16 +46,16 @@ class CallSettings:
     atol: Any = None
     name: str | None = None
     compile_argument: str = "compile"
-    """What the fixture calls ``compile``."""
+    """The fixture's own name for ``compile``."""
 
     def checked(self) -> CallSettings:
-        """The same with every value parsed; raises :class:`~pytest_cudagraph.errors.InputError`."""
+        """Parse every value; raises :class:`~pytest_cudagraph.errors.InputError`."""
         parsers = {**MARK_PARSERS, "min_speedup": min_speedups, "name": name}
-        said = {"compile": self.compile_argument}
-        given = {f.name: getattr(self, f.name) for f in fields(self) if f.name in parsers}
-        return replace(
-            self, **{key: _parse_argument(said.get(key, key), parsers[key], value) for key, value in given.items()}
-        )
+        parsed = {}
+        for key in (each.name for each in fields(self) if each.name in parsers):
+            shown = self.compile_argument if key == "compile" else key
+            parsed[key] = _parse_argument(shown, parsers[key], getattr(self, key))
+        return replace(self, **parsed)
 
 
 def _parse_argument(key: str, parse: Callable[[Any], Any], value: Any) -> Any:
@@ -70,16 +70,18 @@ def _parse_argument(key: str, parse: Callable[[Any], Any], value: Any) -> Any:
 def make_case(nodeid: str, call: CallSettings, mark: MarkSettings, settings: Settings) -> Case:
     """Resolve one call: call argument, marker, command line, ini, default, in this order.
 
-    Batch sizes that nobody names are those of a ``min={...}`` mapping, else the setting's. Raises
+    Batch sizes that are not given come from a ``min={...}`` mapping, else from the setting. Raises
     :class:`~pytest_cudagraph.errors.InputError` for a bad call argument.
     """
     call = call.checked()
     minimum = _first(call.min_speedup, mark.min, settings.min_speedup)
     from_mapping = tuple(minimum) if isinstance(minimum, Mapping) else None
     sizes = _first(call.batch_sizes, mark.batch_sizes, from_mapping, settings.batch_sizes)
-    if isinstance(minimum, Mapping) and not set(minimum) <= set(sizes):
-        left_out = sorted(set(minimum) - set(sizes))
-        raise InputError(f"min names batch size {left_out[0]}, which batch_sizes {sizes} leaves out")
+    if isinstance(minimum, Mapping):
+        try:
+            check_covered(minimum, sizes)
+        except ValueError as mistake:
+            raise InputError(str(mistake)) from None
     per_size = minimum if isinstance(minimum, Mapping) else dict.fromkeys(sizes, minimum)
     return Case(
         nodeid=nodeid,

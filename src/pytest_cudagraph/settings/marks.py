@@ -1,8 +1,8 @@
-"""The ``graph_speedup`` mark, parsed at collection: every mistake names the node, the value and what is allowed."""
+"""The ``graph_speedup`` mark, parsed at collection. Errors name the node, the value and what is allowed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +10,7 @@ import pytest
 
 from pytest_cudagraph.settings.options import COMPILE_MODES, DEVICES, DeviceOption
 from pytest_cudagraph.settings.parsing import (
+    check_covered,
     distinct_sizes,
     fraction,
     min_speedups,
@@ -34,12 +35,12 @@ MARK_HELP = (
 
 
 def uses_plugin(item: pytest.Item) -> bool:
-    """Whether a test asks for one of our fixtures."""
+    """Whether a test uses a fixture of the plugin."""
     return not FIXTURES.isdisjoint(getattr(item, "fixturenames", ()))
 
 
 def concerns_plugin(item: pytest.Item) -> bool:
-    """Whether a test uses the plugin, or is marked as if it did."""
+    """Whether a test uses a fixture of the plugin or has its mark."""
     return uses_plugin(item) or item.get_closest_marker(MARK) is not None
 
 
@@ -58,7 +59,7 @@ MARK_PARSERS: dict[str, Callable[[Any], Any]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MarkSettings:
-    """What the markers of one test say, the closest per key; None where they say nothing."""
+    """The values of one test's markers; the closest marker wins per key. None where no marker sets a key."""
 
     min: float | Mapping[int, float] | None = None
     max_slowdown: float | None = None
@@ -72,16 +73,19 @@ class MarkSettings:
 
 
 def read_marks(item: pytest.Item) -> MarkSettings:
-    """The ``graph_speedup`` marks of one test; every mistake is a :class:`pytest.UsageError` naming the node."""
+    """Read the ``graph_speedup`` marks of one test; raises :class:`pytest.UsageError` for any mistake."""
     merged: dict[str, Any] = {}
     for mark in item.iter_markers(MARK):
         for key, value in _read_mark(item.nodeid, mark).items():
             merged.setdefault(key, value)
     if merged.keys() >= {"min", "batch_sizes"} and isinstance(merged["min"], Mapping):
-        _refuse_unmeasured(merged["min"], merged["batch_sizes"], f"{item.nodeid}: @pytest.mark.{MARK}")
+        try:
+            check_covered(merged["min"], merged["batch_sizes"])
+        except ValueError as mistake:
+            raise pytest.UsageError(f"{item.nodeid}: @pytest.mark.{MARK}: {mistake}") from None
     if any(item.iter_markers(MARK)) and not uses_plugin(item):
         raise pytest.UsageError(
-            f"{item.nodeid}: @pytest.mark.{MARK} needs a test that uses one of our fixtures: "
+            f"{item.nodeid}: @pytest.mark.{MARK} needs a test that uses one of these fixtures: "
             f"{', '.join(sorted(FIXTURES))}; found {', '.join(getattr(item, 'fixturenames', ())) or 'none'}"
         )
     return MarkSettings(**merged)
@@ -102,11 +106,3 @@ def _read_mark(nodeid: str, mark: pytest.Mark) -> dict[str, Any]:
         except ValueError as allowed:
             raise pytest.UsageError(f"{name}: {key} takes {allowed}; found {value!r}") from None
     return parsed
-
-
-def _refuse_unmeasured(minimums: Mapping[int, float], sizes: Sequence[int], where: str) -> None:
-    left_out = sorted(set(minimums) - set(sizes))
-    if left_out:
-        raise pytest.UsageError(
-            f"{where}: min names batch size {left_out[0]}, which batch_sizes {tuple(sizes)} leaves out"
-        )

@@ -1,4 +1,4 @@
-"""The table of options: one row makes a flag, its ini twin and its line in the docs."""
+"""The table of options: each row defines a flag, its ini option and its line in the docs."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ DeviceOption = Literal["auto", "cuda", "cpu"]
 SAMPLE_FLAG = "--cudagraph-sample"
 DEVICES = ("auto", "cuda", "cpu")
 COMPILE_MODES = ("none", "inductor", "aot")
-# Spelt out, and not read off the types: this module is loaded by every pytest run, and ``values`` costs milliseconds.
+# Not read from the types: every pytest run loads this module, and ``values`` costs milliseconds.
 Update = Literal["never", "new", "changed", "all"]
 
 
 class Option(NamedTuple):
-    """One row of the table: a command-line flag and its ini twin, their parser, default and help."""
+    """One row of the table: a command-line flag and its ini option, their parser, default and help."""
 
     flag: str
     help: str
@@ -33,7 +33,7 @@ class Option(NamedTuple):
     """None for an on/off flag."""
     metavar: str = ""
     bare: str | None = None
-    """What the flag means when it is given without a value; None: it needs one."""
+    """The value of a flag that is given without one; None where a value is required."""
 
     @property
     def ini(self) -> str:
@@ -52,16 +52,16 @@ OPTIONS: tuple[Option, ...] = (
         default="auto",
         parse=one_of(*DEVICES),
         metavar="auto|cuda|cpu",
-        help="auto without a GPU rehearses on the CPU twin: correctness is enforced, speed is not judged; "
-        "cpu gates CPU numbers as CPU numbers",
+        help="auto without a GPU uses the CPU twin: correctness is enforced, speed is not judged; "
+        "cpu measures and gates on the CPU",
     ),
-    Option(flag="--cudagraph-require-gpu", default=False, help="no usable GPU is a usage error"),
+    Option(flag="--cudagraph-require-gpu", default=False, help="stop with a usage error if there is no usable GPU"),
     Option(
         flag="--cudagraph-min-speedup",
         default=1.15,
         parse=number(above=0),
         metavar="X",
-        help="least speedup of replay over eager for tests whose marker says nothing",
+        help="minimum speedup of replay over eager, for tests whose marker sets none",
     ),
     Option(
         flag="--cudagraph-max-slowdown",
@@ -85,14 +85,14 @@ OPTIONS: tuple[Option, ...] = (
         default=10.0,
         parse=seconds,
         metavar="S",
-        help="seconds of measuring per batch size, a hard bound",
+        help="maximum seconds of measurement per batch size",
     ),
     Option(
         flag="--cudagraph-compile-timeout",
         default=600.0,
         parse=seconds,
         metavar="S",
-        help="seconds for all batch sizes of a model together, after which its compile is stopped and the test fails",
+        help="seconds to compile all batch sizes of a model; then the compile is stopped and the test fails",
     ),
     Option(
         flag="--cudagraph-baseline",
@@ -107,15 +107,15 @@ OPTIONS: tuple[Option, ...] = (
         parse=one_of("new", "changed", "all"),
         metavar="new|changed|all",
         bare="changed",
-        help="write baselines of what passed; without a value: changed",
+        help="save baselines of tests that passed; without a value: changed",
     ),
     Option(
         flag="--cudagraph-base",
         default=None,
         parse=str,
         metavar="REF",
-        help="measure the same tests at another revision of the repository too (a git worktree, processes in turn), "
-        "and fail where the working tree's replay is slower",
+        help="also measure the same tests at another revision of the repository (a git worktree, processes in turn), "
+        "and fail tests whose replay is slower in the working tree",
     ),
     Option(
         flag="--cudagraph-base-slowdown",
@@ -127,23 +127,23 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         flag="--cudagraph-strict",
         default=False,
-        help="inconclusive, not judged, not comparable, missing or stale fail too",
+        help="inconclusive, not judged, not comparable, missing and stale also fail",
     ),
     Option(
         flag="--cudagraph-suggest",
         default=False,
-        help="print for each test the marker that what it measured supports: lower bounds less the noise",
+        help="print a marker for each test that its measurement supports: the lower bounds minus the noise",
     ),
     Option(
-        flag="--cudagraph-json", default=None, parse=str, metavar="PATH", help="write everything of this run as JSON"
+        flag="--cudagraph-json", default=None, parse=str, metavar="PATH", help="write all results of this run as JSON"
     ),
 )
 
 
-# Without slots: they make the class a second time, and every pytest run of an environment pays for it.
+# No slots: they create the class twice, and every pytest run would pay for that.
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What command line and ini say; one per session, in ``config.stash``."""
+    """The values of command line and ini; one object per session, in ``config.stash``."""
 
     enabled: bool
     only: bool
@@ -165,14 +165,14 @@ class Settings:
     base: str | None = None
     base_slowdown: float = 0.05
     sample: Path | None = None
-    """The folder that this process leaves its results in: it is one of those that ``--cudagraph-base`` starts."""
+    """The results folder of a process that ``--cudagraph-base`` started; None in any other process."""
     rootdir: Path = field(default_factory=Path)
     workers: int = 0
-    """How many xdist workers share this machine; 0 without xdist."""
+    """The number of xdist workers on this machine; 0 without xdist."""
 
     @property
     def baseline_folder(self) -> Path:
-        """Where the baseline files lie; an absolute ``--cudagraph-baseline`` stays what it is."""
+        """The folder of the baseline files; an absolute ``--cudagraph-baseline`` is used unchanged."""
         return self.rootdir / self.baseline
 
 
@@ -180,7 +180,7 @@ def add_options(parser: pytest.Parser) -> None:
     """Register every row of :data:`OPTIONS` as a flag and as an ini option."""
     group = parser.getgroup("cudagraph", "CUDA graph correctness and performance")
     for option in OPTIONS:
-        # argparse fills in its own values after "%"; pytest's ini options take the text as it is.
+        # argparse formats "%"; the text of an ini option is not formatted.
         text = option.help.replace("%", "%%")
         if option.parse is None:
             group.addoption(option.flag, action="store_const", const=True, default=None, help=text)
@@ -189,7 +189,7 @@ def add_options(parser: pytest.Parser) -> None:
         value: dict[str, Any] = {"nargs": "?", "const": option.bare} if option.bare else {}
         group.addoption(option.flag, default=None, metavar=option.metavar, help=text, **value)
         parser.addini(option.ini, option.help, type="string", default=None)
-    # Not for users, and in no table: how --cudagraph-base calls the processes that it compares.
+    # Internal, so not in the table: --cudagraph-base passes it to the processes that it starts.
     group.addoption(SAMPLE_FLAG, default=None, metavar="DIR", help=SUPPRESS)
 
 
@@ -202,7 +202,7 @@ def read_settings(config: pytest.Config, *, workers: int = 0) -> Settings:
 
 
 def _of_sample(settings: Settings, folder: Path) -> Settings:
-    """The user's settings in a process that only measures: it judges no speed, writes no baseline, starts no other."""
+    """The settings of a process that only measures: no verdict on speed, no baseline, no further process."""
     return replace(settings, sample=folder, json=str(folder / "run.json"), base=None, update="never", strict=False)
 
 
@@ -210,12 +210,12 @@ def _read_option(config: pytest.Config, option: Option) -> Any:
     given, where = config.getoption(option.flag), option.flag
     if isinstance(given, str) and not given.strip():
         raise pytest.UsageError(
-            f"{where} takes {option.metavar}; found {given!r}, as a variable that is not set gives; the setting would "
-            f"be {_default_text(option.default)} without a word: set the variable, or leave the flag out"
+            f"{where} takes {option.metavar}; found {given!r}, perhaps from an unset shell variable; set the variable, "
+            f"or omit the flag to use the default ({_default_text(option.default)})"
         )
     if given is None:
         given, where = config.getini(option.ini), f"ini option {option.ini}"
-    # Older pytest answers "" or [] for an ini option that nobody set.
+    # Older versions of pytest return "" or [] for an ini option that is not set.
     if given is None or given == "" or given == []:
         return option.default
     if option.parse is None:
@@ -233,7 +233,7 @@ def options_markdown() -> str:
     for option in OPTIONS:
         value = f"={option.metavar}" if option.metavar else ""
         shown = f"[{value}]" if option.bare else value
-        # A bar inside a cell would end it.
+        # An unescaped bar would end the cell.
         flag = f"{option.flag}{shown}".replace("|", "\\|")
         rows.append(f"| `{flag}` | `{option.ini}` | {_default_text(option.default)} | {option.help} |")
     return "\n".join(rows) + "\n"

@@ -1,6 +1,6 @@
 """Parsers of single values.
 
-Each raises ``ValueError`` whose text says what is allowed; the caller adds where and what was found.
+Each raises ``ValueError`` with a text of what is allowed; the caller adds the place and the value found.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ def number(
 
 
 seconds = number(above=0, at_most=86_400)
-"""A day at most: nobody waits for longer, and clocks and locks count so many nanoseconds."""
+"""At most a day, so that clocks and locks can count the nanoseconds."""
 
 
 def fraction(*, may_be_off: bool = False) -> Callable[[Any], float]:
-    """From 0 to 1; with ``may_be_off`` infinity too, which switches a gate off in so many words."""
+    """From 0 to 1; with ``may_be_off`` also infinity, which switches a gate off."""
     off = ", or inf for no limit" if may_be_off else ""
 
     def parse(value: Any) -> float:
         found = _float(value)
         if 0 <= found <= 1 or (may_be_off and found == math.inf):
             return found
-        # Whoever writes 10 means 10 %, and would be allowed 1000 %.
+        # A user who writes 10 means 10 %, not 1000 %.
         percent = found if 1 < found <= 100 else 10.0
         raise ValueError(f"a fraction from 0 to 1 ({percent:g} % is {percent / 100:g}){off}")
 
@@ -55,7 +55,7 @@ def fraction(*, may_be_off: bool = False) -> Callable[[Any], float]:
 
 
 def _float(value: Any) -> float:
-    """The number that a value is or spells; NaN where it is none."""
+    """The value as a number; NaN where it is not a number."""
     try:
         return math.nan if isinstance(value, bool) else float(value)
     except (TypeError, ValueError, OverflowError):
@@ -64,7 +64,7 @@ def _float(value: Any) -> float:
 
 def name(value: Any) -> str:
     if not isinstance(value, str) or not value.strip():
-        raise ValueError("a text that is not empty")
+        raise ValueError("a non-empty string")
     return value
 
 
@@ -98,3 +98,10 @@ def min_speedups(value: Any) -> float | dict[int, float]:
         return {size: factor(value[size]) for size in sizes}
     except ValueError:
         raise ValueError("a number above 0, or {batch size: number above 0}") from None
+
+
+def check_covered(minimums: Mapping[int, float], sizes: Sequence[int]) -> None:
+    """Raise ``ValueError``, with the whole message, for a minimum of a batch size that is not measured."""
+    left_out = sorted(set(minimums) - set(sizes))
+    if left_out:
+        raise ValueError(f"min names batch size {left_out[0]}, which batch_sizes {tuple(sizes)} leaves out")

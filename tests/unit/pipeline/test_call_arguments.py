@@ -9,7 +9,9 @@ from torch import nn
 from pytest_cudagraph import pipeline
 from pytest_cudagraph.inputs import Example
 from pytest_cudagraph.pipeline.batch_timing import CallArguments
-from pytest_cudagraph.settings import OPTIONS, CallSettings, MarkSettings, Settings, make_case
+from pytest_cudagraph.settings.case import CallSettings, make_case
+from pytest_cudagraph.settings.marks import MarkSettings
+from pytest_cudagraph.settings.options import OPTIONS, Settings
 from pytest_cudagraph.values import Verdict
 
 DEFAULTS = Settings(**{option.setting: option.default for option in OPTIONS})

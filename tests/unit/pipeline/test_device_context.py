@@ -9,7 +9,7 @@ from tests import facts
 
 from pytest_cudagraph import device
 from pytest_cudagraph.pipeline.device_context import open_device_context
-from pytest_cudagraph.settings import OPTIONS, Settings
+from pytest_cudagraph.settings.options import OPTIONS, Settings
 from pytest_cudagraph.values import NoBaseline
 
 NO_GPU = device.Missing(found="no driver", remedy="install one")

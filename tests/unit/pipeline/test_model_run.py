@@ -19,7 +19,9 @@ from pytest_cudagraph.errors import EagerFailed, InputError
 from pytest_cudagraph.measure import PerfCounterClock
 from pytest_cudagraph.pipeline.device_context import Reference
 from pytest_cudagraph.pipeline.model_errors import fix_for, places_of
-from pytest_cudagraph.settings import OPTIONS, CallSettings, MarkSettings, Settings, make_case
+from pytest_cudagraph.settings.case import CallSettings, make_case
+from pytest_cudagraph.settings.marks import MarkSettings
+from pytest_cudagraph.settings.options import OPTIONS, Settings
 from pytest_cudagraph.values import DeviceInfo, Disagreement, Site, Verdict
 
 DEFAULTS = Settings(**{option.setting: option.default for option in OPTIONS})

@@ -18,7 +18,9 @@ from pytest_cudagraph.backends.cuda import CudaBackend
 from pytest_cudagraph.check import initial_state
 from pytest_cudagraph.measure import PerfCounterClock
 from pytest_cudagraph.monitor import PerfMonitor
-from pytest_cudagraph.settings import OPTIONS, CallSettings, MarkSettings, Settings, make_case
+from pytest_cudagraph.settings.case import CallSettings, make_case
+from pytest_cudagraph.settings.marks import MarkSettings
+from pytest_cudagraph.settings.options import OPTIONS, Settings
 from pytest_cudagraph.values import Verdict
 
 DEFAULTS = Settings(**{option.setting: option.default for option in OPTIONS})

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from pytest_cudagraph.errors import InputError
-from pytest_cudagraph.settings import OPTIONS, CallSettings, MarkSettings, Settings, make_case
+from pytest_cudagraph.settings.case import CallSettings, make_case
+from pytest_cudagraph.settings.marks import MarkSettings
+from pytest_cudagraph.settings.options import OPTIONS, Settings
 from pytest_cudagraph.values import MinSource
 
 DEFAULTS = Settings(**{option.setting: option.default for option in OPTIONS})

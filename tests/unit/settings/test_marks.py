@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_cudagraph.settings import MarkSettings, read_marks
+from pytest_cudagraph.settings.marks import MarkSettings, read_marks
 
 MISTAKES = {
     "min=0": "min takes a number above 0; found 0",
@@ -64,7 +64,7 @@ def test_a_positional_argument_is_answered_with_the_keyword(item_with):
 
 
 def test_a_marked_test_without_our_fixtures_is_refused(item_with):
-    with pytest.raises(pytest.UsageError, match=r"needs a test that uses one of our fixtures: .*; found tmp_path"):
+    with pytest.raises(pytest.UsageError, match=r"needs a test that uses one of these fixtures: .*; found tmp_path"):
         read_marks(item_with("min=1.2", fixture="tmp_path"))
 
 
