@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 import torch
 
 from pytest_cudagraph import pytree
-from pytest_cudagraph.errors import InputError
+from pytest_cudagraph.errors import CudagraphError, InputError
 from pytest_cudagraph.pytree import Structure, flatten, map_tensors, paths, unflatten
+from pytest_cudagraph.values import Receipt
 
 
 def poison(tensor: torch.Tensor) -> None:
@@ -131,6 +132,28 @@ class StaticInputs:
             f"{name}: {captured!r} is baked into the graph; this call gives {describe(given)}\n"
             "capture another graph for this value, or make the argument a tensor"
         )
+
+
+class BufferedGraph:
+    """The part that graphs of both backends share: the output, the receipt and the count of replays."""
+
+    def __init__(self, output: Any, receipt: Receipt) -> None:
+        self._output = output
+        self._receipt = receipt
+        self._replays = 0
+
+    @property
+    def receipt(self) -> Receipt:
+        """What was captured, and at what cost."""
+        return self._receipt
+
+    @property
+    def replays(self) -> int:
+        """Launches since capture."""
+        return self._replays
+
+    def _closed_error(self) -> CudagraphError:
+        return CudagraphError(f"the graph of batch size {self._receipt.batch_size} is closed; capture it again")
 
 
 def argument_names(structure: Structure) -> list[str]:

@@ -70,8 +70,8 @@ def test_python_below_an_operator_of_torch_stops_the_replay_before_it_runs(pool,
             graph.replay()
     assert CALLS == []
     first, remedy = str(caught.value).splitlines()
-    assert first.startswith("a replay runs no Python of the model, and came to ")
-    assert first.endswith(f" in {name}: an operator of PyTorch was given a kernel in Python")
+    assert first.startswith(f"a replay must not run Python code of the model; this one called {name} at ")
+    assert first.endswith(": a PyTorch operator has a kernel written in Python")
     assert remedy == (
         "register the function as a custom operator (torch.library.custom_op), which is one step of the graph"
     )
@@ -80,7 +80,7 @@ def test_python_below_an_operator_of_torch_stops_the_replay_before_it_runs(pool,
     assert graph.replays == 0
 
 
-def test_a_graph_is_proved_again_whenever_it_has_been_poisoned(pool):
+def test_a_graph_is_checked_again_whenever_it_has_been_poisoned(pool):
     graph = capture(pool, lambda x: torch.atan2(x, x) * 2)
     graph.replay()
     with atan2_by(writer, "atan2.out"):
@@ -88,7 +88,7 @@ def test_a_graph_is_proved_again_whenever_it_has_been_poisoned(pool):
         graph.replay()
         assert CALLS == ["writer"]
         graph.poison()
-        with pytest.raises(CudagraphError, match="in writer: an operator of PyTorch"):
+        with pytest.raises(CudagraphError, match=r"called writer at .*: a PyTorch operator"):
             graph.replay()
         assert CALLS == ["writer"]
 

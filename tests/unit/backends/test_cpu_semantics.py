@@ -405,7 +405,7 @@ def test_a_closed_graph_says_so(pool):
     for use in (graph.replay, lambda: graph(torch.ones(2))):
         with pytest.raises(CudagraphError) as caught:
             use()
-        assert str(caught.value) == "the graph of batch size 2 is closed; capture it again to replay it"
+        assert str(caught.value) == "the graph of batch size 2 is closed; capture it again"
 
 
 def test_leaving_the_pool_closes_its_graphs_also_after_an_error():

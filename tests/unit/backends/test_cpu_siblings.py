@@ -1,4 +1,4 @@
-"""Graphs of one pool share memory on CUDA: on the twin a replay spoils what its siblings have answered."""
+"""Graphs of one pool share memory on CUDA: on the twin a replay overwrites the outputs of the others."""
 
 from __future__ import annotations
 
@@ -16,22 +16,11 @@ def pool():
         yield pool
 
 
-@pytest.fixture
-def fills(monkeypatch):
-    """Every graph that was spoiled, in order."""
-    from pytest_cudagraph.backends.cpu.graph import CpuGraph
-
-    spoiled = []
-    spoil = CpuGraph._spoil
-    monkeypatch.setattr(CpuGraph, "_spoil", lambda graph: (spoiled.append(graph), spoil(graph))[1])
-    return spoiled
-
-
 def capture(pool, model, rows):
     return pool.capture(model, (torch.ones(rows, 2),), {}, batch_size=rows)
 
 
-def test_an_answer_kept_across_the_replay_of_another_batch_size_is_spoiled(pool):
+def test_an_output_kept_across_the_replay_of_another_batch_size_is_overwritten(pool):
     four, two = (capture(pool, lambda x: (x * 2, x > 0, x.int()), rows) for rows in (4, 2))
     kept = four(torch.full((4, 2), 3.0))
     assert kept[0].eq(6).all()
@@ -41,14 +30,14 @@ def test_an_answer_kept_across_the_replay_of_another_batch_size_is_spoiled(pool)
     assert kept[2].eq(torch.iinfo(torch.int32).max).all()
 
 
-def test_a_copy_of_an_answer_outlives_the_replay_of_another_batch_size(pool):
+def test_a_copy_of_an_output_outlives_the_replay_of_another_batch_size(pool):
     four, two = (capture(pool, lambda x: x * 2, rows) for rows in (4, 2))
     kept = four(torch.full((4, 2), 3.0)).clone()
     two(torch.ones(2, 2))
     assert kept.eq(6).all()
 
 
-def test_graphs_answer_in_any_order_when_each_answer_is_read_at_once(pool):
+def test_graphs_replay_in_any_order_when_each_output_is_read_at_once(pool):
     model = nn.Linear(2, 2).eval()
     graphs = {rows: capture(pool, model, rows) for rows in (8, 4, 2, 1)}
     first = {rows: graphs[rows](torch.ones(rows, 2)).clone() for rows in graphs}
@@ -56,19 +45,25 @@ def test_graphs_answer_in_any_order_when_each_answer_is_read_at_once(pool):
         assert torch.equal(graphs[rows](torch.ones(rows, 2)), first[rows])
 
 
-def test_replays_of_one_graph_spoil_nothing_and_a_change_of_graph_spoils_the_last_alone(pool, fills):
-    eight, four, two = (capture(pool, lambda x: x * 2, rows) for rows in (8, 4, 2))
+@torch.inference_mode()
+def test_replays_of_one_graph_overwrite_nothing_and_a_change_of_graph_overwrites_the_last_alone(pool):
+    graphs = [capture(pool, lambda x: x * 2, rows) for rows in (8, 4, 2)]
+    eight, four, two = (graph(torch.ones(rows, 2)) for graph, rows in zip(graphs, (8, 4, 2), strict=True))
+    for output in (eight, four):
+        output.fill_(0)
     for _ in range(3):
-        two(torch.ones(2, 2))
-    assert fills == []
-    four(torch.ones(4, 2))
-    four(torch.ones(4, 2))
-    assert fills == [two]
-    eight(torch.ones(8, 2))
-    assert fills == [two, four]
+        graphs[2](torch.ones(2, 2))
+        assert (eight.sum(), four.sum()) == (0, 0)
+    graphs[1](torch.ones(4, 2))
+    assert two.isnan().all()
+    two.fill_(0)
+    graphs[1](torch.ones(4, 2))
+    graphs[0](torch.ones(8, 2))
+    assert four.isnan().all()
+    assert two.sum() == 0
 
 
-def test_inputs_and_parameters_among_outputs_are_not_the_pools_to_spoil(pool):
+def test_inputs_and_parameters_among_outputs_are_never_overwritten(pool):
     weight = nn.Parameter(torch.ones(2))
     four, two = (capture(pool, lambda x: (x, weight, x * weight), rows) for rows in (4, 2))
     given, parameter, made = four(torch.full((4, 2), 3.0))
@@ -78,7 +73,7 @@ def test_inputs_and_parameters_among_outputs_are_not_the_pools_to_spoil(pool):
     assert made.isnan().all()
 
 
-def test_a_poisoned_graph_still_takes_its_turn(pool):
+def test_a_poisoned_graph_still_overwrites_the_outputs_of_the_last(pool):
     four, two = (capture(pool, lambda x: x * 2, rows) for rows in (4, 2))
     kept = four(torch.ones(4, 2))
     two.poison()

@@ -16,8 +16,8 @@ from pytest_cudagraph.backends.cpu import CpuBackend
 from pytest_cudagraph.errors import CaptureRefusal
 
 TEXT = (
-    "a tensor is taken that was made during this call where the recording sees nothing, by another thread, "
-    "in memory of the host or by compiled code: a replay would read it as it was"
+    "this tensor was made during the call where the recording cannot see it: by another thread, "
+    "in host memory or by compiled code. A replay would read its old values"
 )
 
 

@@ -183,8 +183,8 @@ def test_poison_fills_outputs_and_a_replay_brings_them_back(backend):
         return x + 1, (x > 0), x.to(torch.int32) + 1
 
     graph = capture(backend, model, torch.ones(3))
+    numbers, flags, integers = graph.replay()
     graph.poison()
-    numbers, flags, integers = graph._outputs
     assert numbers.isnan().all()
     assert flags.all()
     assert (integers == torch.iinfo(torch.int32).max).all()
@@ -203,11 +203,12 @@ def test_poison_spares_inputs_parameters_and_tensors_held_elsewhere(backend):
         return layer(x), layer.weight, held, x, x.view(-1)
 
     graph = capture(backend, model, torch.ones(1, 2))
+    output = graph.replay()
     graph.poison()
-    assert graph._outputs[0].isnan().all()
+    assert output[0].isnan().all()
     assert torch.equal(layer.weight, weight)
     assert held.tolist() == [7.0, 7.0]
-    assert graph._outputs[3].tolist() == [[1.0, 1.0]]
+    assert output[3].tolist() == [[1.0, 1.0]]
 
 
 def test_the_receipt_tells_size_and_time_but_no_kernels_where_nothing_can_count_them(backend):
@@ -246,7 +247,7 @@ def test_a_graph_that_was_closed_says_so(backend):
     graph = capture(backend, lambda x: x + 1, torch.ones(2), batch_size=2)
     graph.close()
     for use in (lambda: graph(torch.ones(2)), graph.replay, graph.poison):
-        with pytest.raises(CudagraphError, match=r"^the graph for batch size 2 is closed; capture it again$"):
+        with pytest.raises(CudagraphError, match=r"^the graph of batch size 2 is closed; capture it again$"):
             use()
 
 
@@ -329,7 +330,7 @@ def test_model_and_capture_run_in_inference_mode_but_torchs_own_tensors_are_made
 def test_a_replay_launches_in_inference_mode_wherever_it_is_called(backend, cuda):
     graph = capture(backend, lambda x: x + 1, torch.ones(2))
     modes = []
-    graph._graph.replay = lambda: modes.append(torch.is_inference_mode_enabled())
+    cuda.graphs[0].replay = lambda: modes.append(torch.is_inference_mode_enabled())
     graph.replay()
     with torch.inference_mode():
         graph.replay()

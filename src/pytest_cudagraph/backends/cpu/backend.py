@@ -1,4 +1,4 @@
-"""The twin as a backend: warm up, record, hand out a graph."""
+"""The backend for the CPU: warm up, record, make a graph."""
 
 from __future__ import annotations
 
@@ -15,52 +15,47 @@ from pytest_cudagraph.backends.capture_mode import capturing, uncached_autocast
 from pytest_cudagraph.backends.cpu.graph import CpuGraph, CpuInputs, LastReplayed
 from pytest_cudagraph.backends.cpu.observers import OperationRecorder, SeenMemory, watch_memory
 from pytest_cudagraph.backends.cpu.recording import record
-from pytest_cudagraph.backends.cpu.tape import Tape
+from pytest_cudagraph.backends.cpu.tape import OpaqueCall, Tape
 from pytest_cudagraph.protocols import EventTimer, Model
 from pytest_cudagraph.values import Kind, Receipt
 
 
 class CpuRegion:
-    """Wraps compiled code; see :class:`~pytest_cudagraph.protocols.CompiledRegion`."""
+    """Compiled code, one step of a tape; see :class:`~pytest_cudagraph.protocols.CompiledRegion`."""
 
     def __init__(self, call: Callable[..., Any], label: str) -> None:
         self._call = call
         self._executions = 0
         self.label = label
-        # AOTAutograd asks whether the code takes its inputs as one list, which it then empties.
+        # AOTAutograd reads this attribute: does the code take its inputs as one list, and empty it?
         self._boxed_call = getattr(call, "_boxed_call", False)
 
     @property
     def executions(self) -> int:
-        """How often the code ran for its effect; the run that a recording makes does not count."""
+        """How often the code ran, without the runs for a recording."""
         return self._executions
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        watching = _watching()
-        if isinstance(watching, OperationRecorder):
-            return watching.record_region(self, args, kwargs)
-        if watching is not None:
-            watching.see((args, kwargs))
-        return self.execute(*args, **kwargs)
+        observer = _observer()
+        if isinstance(observer, OperationRecorder):
+            return observer.record_region(OpaqueCall(self.label, self._call, self._execute), args, kwargs)
+        if observer is not None:
+            observer.see((args, kwargs))
+        return self._execute(*args, **kwargs)
 
-    def execute(self, *args: Any, **kwargs: Any) -> Any:
-        """Run and count."""
+    def _execute(self, *args: Any, **kwargs: Any) -> Any:
         self._executions += 1
         return self._call(*args, **kwargs)
 
-    def execute_uncounted(self, *args: Any, **kwargs: Any) -> Any:
-        """Run for a recording."""
-        return self._call(*args, **kwargs)
 
-
-def _watching() -> OperationRecorder | SeenMemory | None:
+def _observer() -> OperationRecorder | SeenMemory | None:
     if torch._C._len_torch_dispatch_stack() == 0:  # the usual case, in timed code
         return None
     modes = _get_current_dispatch_mode_stack()
     return next((mode for mode in reversed(modes) if isinstance(mode, (OperationRecorder, SeenMemory))), None)
 
 
-# As many as torch.cuda.make_graphed_callables runs: compilers and first-call caches have settled by then.
+# As in torch.cuda.make_graphed_callables: by then, compilers and first-call caches have finished.
 _WARMUPS = 3
 
 
@@ -71,10 +66,10 @@ class CpuBackend:
     device: str = "cpu"
 
     def synchronize(self) -> None:
-        """Nothing to wait for: a call on the CPU has ended when it returns."""
+        """Do nothing: a call on the CPU has finished when it returns."""
 
     def order_after(self, earlier: Any) -> None:
-        """Nothing to order: there are no streams."""
+        """Do nothing: a CPU has no streams."""
 
     def running(self) -> AbstractContextManager[None]:
         """Inference mode."""
@@ -85,7 +80,7 @@ class CpuBackend:
         return CpuPool()
 
     def region(self, call: Callable[..., Any], label: str) -> CpuRegion:
-        """Make compiled code one step of a tape; its executions are counted, also those that replays make."""
+        """Make compiled code one step of a tape, and count its executions, those of replays too."""
         return CpuRegion(call, label)
 
     def event_timer(self) -> EventTimer | None:
@@ -102,35 +97,35 @@ class CpuBackend:
 
 
 class CpuPool:
-    """The graphs of one model. They share no memory, and behave as if: a replay spoils the outputs of its siblings."""
+    """The graphs of one model. A replay of one overwrites the outputs of the others, as in shared memory."""
 
     def __init__(self) -> None:
         self._graphs: list[CpuGraph] = []
-        self._turn = LastReplayed()
+        self._last = LastReplayed()
 
     def capture(self, model: Model, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, batch_size: int) -> CpuGraph:
         """Warm up and record one call of ``model``; see :class:`~pytest_cudagraph.protocols.GraphPool`.
 
-        Raises :class:`~pytest_cudagraph.errors.CaptureRefusal`, or
-        :class:`~pytest_cudagraph.errors.InputError` for an output that a graph cannot give.
+        Raises :class:`~pytest_cudagraph.errors.CaptureRefusal`, and
+        :class:`~pytest_cudagraph.errors.InputError` for an output that a graph cannot return.
         """
         inputs = CpuInputs(args, kwargs)
         with torch.inference_mode(), uncached_autocast(), capturing():
-            witness = None
+            seen = None
             for call in range(_WARMUPS):
-                # After the first call, which may build and compile. Two calls know state that takes turns.
-                witness = watch_memory() if call == 1 else witness
+                # The first call may build and compile. Two calls also show state that alternates.
+                seen = watch_memory() if call == 1 else seen
                 static_args, static_kwargs = inputs.arguments()
-                with witness or nullcontext():
+                with seen or nullcontext():
                     tensors = check_output(model(*static_args, **static_kwargs))
-                if witness is not None:
-                    witness.see(tensors)
+                if seen is not None:
+                    seen.see(tensors)
                 inputs.load(args, kwargs)  # a model may have written to its inputs
             started_ns = time.perf_counter_ns()
-            tape, output = record(model, *inputs.arguments(), witness)
+            tape, output = record(model, *inputs.arguments(), seen)
             tape.check_origin(check_output(output))
         receipt = _receipt(tape, inputs, batch_size, time.perf_counter_ns() - started_ns)
-        graph = CpuGraph(tape=tape, turn=self._turn, inputs=inputs, output=output, receipt=receipt)
+        graph = CpuGraph(tape=tape, last=self._last, inputs=inputs, output=output, receipt=receipt)
         self._graphs.append(graph)
         return graph
 
@@ -154,5 +149,5 @@ def _receipt(tape: Tape, inputs: CpuInputs, batch_size: int, capture_ns: int) ->
         kernel_names=dict(tape.kernel_names),
         opaque_regions=tape.opaque_regions,
         capture_ns=capture_ns,
-        memory_bytes=tape.ledger.size_bytes + inputs.bytes,
+        memory_bytes=tape.storages.size_bytes + inputs.bytes,
     )

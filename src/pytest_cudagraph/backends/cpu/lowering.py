@@ -1,7 +1,7 @@
-"""One operation to one callable that writes its results into their fixed buffers.
+"""One operation, turned into one callable that writes its results into fixed buffers.
 
-Where an ``out=`` form exists it saves the copy. It is taken only if it gives the same bits as the operation did, which
-is tried out on the spot: some forms compute in another order.
+An ``out=`` form of the operator saves a copy. Some forms compute in another order, so each is run once at capture and
+taken only if it gives the same bits as the operation.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Step = Callable[[], object]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedOperation:
-    """One operation as it ran: ``args`` and ``kwargs`` by address, ``fresh`` its results in memory of their own."""
+    """One operation as it ran; ``fresh`` are its results that share no memory with an argument."""
 
     func: torch._ops.OpOverload
     args: tuple[Any, ...]
@@ -32,20 +32,24 @@ class RecordedOperation:
     result: Any
     fresh: tuple[tuple[ResultPath, torch.Tensor], ...]
 
+    @property
+    def name(self) -> str:
+        """``aten.add``."""
+        return str(self.func.overloadpacket)
+
 
 def recompute(operation: RecordedOperation) -> Step:
-    """Run the operation again, then copy its fresh results into their buffers; no copy where there are none."""
+    """Run the operation again, then copy its fresh results into their buffers."""
     compute = bind(operation.func, operation.args, operation.kwargs, operation.result)
     return store(compute, [(path, copier(buffer)) for path, buffer in operation.fresh])
 
 
 def store(compute: Callable[[], Any], copies: list[tuple[ResultPath, Callable[[Any], object]]]) -> Step:
-    """Call, then hand each wanted part of the result to its copier; a path of no steps is the result itself."""
+    """Call, then copy the parts of the result; the empty path is the result itself."""
     if not copies:
         return compute
     if len(copies) == 1 and not copies[0][0]:
         return _store_one(compute, copies[0][1])
-
     if all(len(path) == 1 for path, _ in copies):
         return _store_items(compute, [(path[0], copy) for path, copy in copies])
 
@@ -58,13 +62,14 @@ def store(compute: Callable[[], Any], copies: list[tuple[ResultPath, Callable[[A
 
 
 def write_in_place(operation: RecordedOperation) -> Step | None:
-    """The fastest callable that writes the operation's bits straight into its buffers; None where there is none."""
+    """A callable that writes the same bits directly into the buffers; None where there is none.
+
+    Runs each candidate once, so the operation must have no other effect.
+    """
     if any(overlaps(buffer) for _, buffer in operation.fresh):
         return None
-    for proposal in _proposals(operation):
-        if _gives_same_bits(proposal, [buffer for _, buffer in operation.fresh]):
-            return proposal
-    return None
+    buffers = [buffer for _, buffer in operation.fresh]
+    return next((step for step in _candidates(operation, buffers) if _gives_same_bits(step, buffers)), None)
 
 
 def _store_one(compute: Callable[[], Any], copy: Callable[[Any], object]) -> Step:
@@ -80,12 +85,12 @@ def _store_items(compute: Callable[[], Any], copies: list[tuple[int, Callable[[A
     return step
 
 
-def _proposals(operation: RecordedOperation) -> Iterator[Step]:
-    func, args, buffers = operation.func, operation.args, [buffer for _, buffer in operation.fresh]
+def _candidates(operation: RecordedOperation, buffers: list[torch.Tensor]) -> Iterator[Step]:
+    func, args = operation.func, operation.args
     if func._schema.name in ("aten::clone", "aten::_to_copy") and args[0].shape == buffers[0].shape:
         yield functools.partial(buffers[0].copy_, args[0])
     if func._schema.name == "aten::relu":
-        # relu has no out= form of its own, and clamp_min at 0 is how torch computes it.
+        # relu has no out= form. Torch computes it as clamp_min at 0.
         yield functools.partial(torch.clamp_min, args[0], 0, out=buffers[0])
     form = _out_form(func)
     if form is not None and len(form.names) == len(buffers) == _results(operation.result):
@@ -109,7 +114,7 @@ def _out_calls(operation: RecordedOperation, form: _OutForm, buffers: list[torch
 
 @functools.cache
 def _out_form(func: torch._ops.OpOverload) -> _OutForm | None:
-    """The overload that takes the same arguments and writes every result; generated ones only compute and copy."""
+    """The overload that takes the same arguments and writes every result."""
     wanted = [(argument.name, str(argument.type)) for argument in func._schema.arguments]
     for overload in func.overloadpacket.overloads():
         candidate = getattr(func.overloadpacket, overload)
@@ -125,19 +130,19 @@ def _results(result: Any) -> int:
     return len(result) if isinstance(result, (list, tuple)) else 1
 
 
-def _gives_same_bits(proposal: Step, buffers: list[torch.Tensor]) -> bool:
+def _gives_same_bits(candidate: Step, buffers: list[torch.Tensor]) -> bool:
     wanted = [buffer.clone() for buffer in buffers]
     layouts = [_layout(buffer) for buffer in buffers]
     try:
         for buffer in buffers:
             buffer.fill_(poison_value(buffer.dtype))
         with warnings.catch_warnings():
-            # Of a result that is first resized, which a test that makes warnings errors must not hear of.
+            # Torch warns before it resizes a buffer, and the user's test must not see that warning.
             warnings.simplefilter("error")
-            proposal()
+            candidate()
         if layouts == [_layout(b) for b in buffers] and all(map(_equal_bits, buffers, wanted)):
             return True
-    except (RuntimeError, TypeError, ValueError, Warning):  # a form that does not take these arguments is no form
+    except (RuntimeError, TypeError, ValueError, Warning):  # it does not take these arguments
         pass
     for buffer, before in zip(buffers, wanted, strict=True):
         buffer.copy_(before)
@@ -156,11 +161,11 @@ def _equal_bits(found: torch.Tensor, wanted: torch.Tensor) -> bool:
 
 
 class _Abandoned(Exception):
-    """The parts are more than one kernel, or have effects that must not happen twice."""
+    """The composite has several kernels, or effects that must not happen twice."""
 
 
 class CompositeProbe(QuietMode):
-    """Runs the parts of one composite; stops before the second kernel and before any effect."""
+    """Runs the parts of one composite operator; stops before the second kernel and before any effect."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -170,7 +175,7 @@ class CompositeProbe(QuietMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        traits = _harmless(func, args, kwargs)
+        traits = _without_effects(func, args, kwargs)
         if traits.composite is not None:
             with self:
                 return traits.composite(*args, **kwargs)
@@ -188,23 +193,29 @@ class CompositeProbe(QuietMode):
 def run_by_parts(
     traits: Traits, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[Any, RecordedOperation] | None:
-    """The result and the only kernel of a composite; None where it has several, none, or effects."""
+    """The result and the only kernel of a composite operator; None where it has several, none, or effects."""
     if traits.composite is None or traits.random or traits.written(args, kwargs):
         return None
-    trial = CompositeProbe()
+    probe = CompositeProbe()
     try:
-        with trial:
+        with probe:
             result = traits.composite(*args, **kwargs)
     except _Abandoned:
         return None
-    return None if trial.kernel is None else (result, trial.kernel)
+    return None if probe.kernel is None else (result, probe.kernel)
 
 
-def _harmless(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Traits:
+def _without_effects(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Traits:
     if not isinstance(func, torch._ops.OpOverload):
         raise _Abandoned
     traits = traits_of(func)
-    if traits.random or traits.allocates or traits.metadata_only or traits.lifts or traits.written(args, kwargs):
+    if (
+        traits.random
+        or traits.allocates
+        or traits.metadata_only
+        or traits.makes_constant
+        or traits.written(args, kwargs)
+    ):
         raise _Abandoned
     if hazards.refusal(func, args, kwargs) is not None:
         raise _Abandoned

@@ -160,10 +160,10 @@ class BorrowedMemory:
         """The same tensor by address. The caller sees to it that :meth:`is_stale` is asked before it is read."""
         key = storage_key(tensor)
         if key is None or not tensor.untyped_storage().data_ptr():
-            return plain(tensor)  # no memory, or none at an address (sparse, oneDNN)
+            return plain_alias(tensor)  # no memory, or none at an address (sparse, oneDNN)
         if key not in self._borrowed:
             self._borrowed[key] = self._meet(tensor, key, operation)
-        alias = plain(tensor)
+        alias = plain_alias(tensor)
         borrowed = self._borrowed[key].borrowed
         return alias.set_(borrowed, tensor.storage_offset(), tensor.shape, tensor.stride())
 
@@ -215,7 +215,7 @@ class BorrowedMemory:
         self._is_dead = True
 
 
-def plain(tensor: torch.Tensor) -> torch.Tensor:
+def plain_alias(tensor: torch.Tensor) -> torch.Tensor:
     """An alias that no later rebinding reaches, without a subclass's Python."""
     with torch._C.DisableTorchFunctionSubclass():
         alias = tensor.detach()

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wr
 from pytest_cudagraph import hazards
 from pytest_cudagraph.backends.cpu.memory import storage_key
 from pytest_cudagraph.backends.cpu.operators import QuietMode, hidden_from_compiler, tensors_of
-from pytest_cudagraph.backends.cpu.tape import Refusals, Region, Tape
+from pytest_cudagraph.backends.cpu.tape import OpaqueCall, Refusals, Tape
 
 
 class SeenMemory(QuietMode):
@@ -81,11 +81,11 @@ class OperationRecorder(QuietMode):
     ) -> Any:
         return self._record(func, types, args, kwargs or {})
 
-    def record_region(self, region: Region, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Compiled code that was called during the recording."""
+    def record_region(self, region: OpaqueCall, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Record compiled code as one step."""
         self._refusals.check()
-        # Called from outside the dispatcher, so the recorder must be told not to record its own work.
-        with self._refusals.deaf(), _disable_current_modes():
+        # This call does not come from the dispatcher, so the modes are still on.
+        with self._refusals.paused(), _disable_current_modes():
             return self._tape.record_region(region, args, kwargs)
 
     def _record(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -96,7 +96,7 @@ class OperationRecorder(QuietMode):
         if found is not None:
             self._refusals.refuse(found.text, hazard=found.id, operation=found.operation)
         if isinstance(func, torch._ops.OpOverload):
-            with self._refusals.deaf():
+            with self._refusals.paused():
                 return self._tape.record(func, args, kwargs)
         return self._record_parts(func, args, kwargs)
 

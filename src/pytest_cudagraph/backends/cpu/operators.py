@@ -77,7 +77,7 @@ class Traits:
     random: bool
     allocates: bool
     metadata_only: bool
-    lifts: bool
+    makes_constant: bool
     _writes: tuple[tuple[int, str], ...]
     _undeclared: tuple[tuple[int, str], ...]
     _switch: tuple[int, str] | None
@@ -101,7 +101,7 @@ def traits_of(func: torch._ops.OpOverload) -> Traits:
         random="nondeterministic_seeded" in tags,
         allocates=base in _ALLOCATIONS,
         metadata_only=base in _METADATA_ONLY or "inplace_view" in tags,
-        lifts=base == "lift_fresh",
+        makes_constant=base == "lift_fresh",
         _writes=tuple(
             place
             for place, argument in zip(places, func._schema.arguments, strict=True)

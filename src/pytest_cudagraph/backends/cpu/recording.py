@@ -1,4 +1,4 @@
-"""One recorded call, after which everything is as before: state, random numbers, torch itself."""
+"""Record one call, then restore the state, the random numbers and torch's functions."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _refusing(guard: _Guard, refusals: Refusals, original: Callable[..., Any]) -
 
     @functools.wraps(original)
     def refuse(*args: Any, **kwargs: Any) -> Any:
-        if refusals.listening and guard.applies(*args, **kwargs):
+        if refusals.is_active and guard.applies(*args, **kwargs):
             refusals.refuse(guard.text, hazard=guard.hazard, operation=f"{owner}.{guard.name}")
         return original(*args, **kwargs)
 
@@ -89,7 +89,7 @@ def _claiming(refusals: Refusals, original: Callable[..., Any]) -> Callable[...,
     @functools.wraps(original)
     def is_capturing() -> Any:
         # Libraries ask, and take the branch that a capture can hold.
-        return refusals.listening or original()
+        return refusals.is_active or original()
 
     return is_capturing
 
@@ -109,33 +109,32 @@ def _replaced(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callab
 
 
 def record(
-    model: Model, args: tuple[Any, ...], kwargs: Mapping[str, Any], witness: SeenMemory | None = None
+    model: Model, args: tuple[Any, ...], kwargs: Mapping[str, Any], seen: SeenMemory | None = None
 ) -> tuple[Tape, Any]:
-    """The tape of one call and its output, poisoned: as with CUDA, a capture computes nothing.
+    """Record one call; return its tape, and its output, which is poisoned: a CUDA capture computes nothing either.
 
-    ``witness`` has seen the call before: memory that is new to it was made where the recording is blind.
-    Raises :class:`~pytest_cudagraph.errors.CaptureRefusal` for the first thing a capture refuses, also where the
-    model caught it.
+    ``seen`` is the memory of earlier calls. New memory that the recording has not made came from where it cannot see.
+    Raises the first :class:`~pytest_cudagraph.errors.CaptureRefusal`, also where the model caught it.
     """
     refusals = Refusals()
     names = names_of(model)
-    known = None if witness is None else lambda key: key in names or witness.has_seen(key)
-    tape = Tape(refusals, inputs=pytree.tensors_in((args, kwargs)), outside=BorrowedMemory(names), known=known)
+    is_known = None if seen is None else lambda key: key in names or seen.has_seen(key)
+    tape = Tape(refusals, inputs=pytree.tensors_in((args, kwargs)), borrowed=BorrowedMemory(names), is_known=is_known)
     random = torch.get_rng_state()
     compiled = _compiled_frames()
     try:
         output = _call(model, args, kwargs, tape, refusals)
     except CaptureRefusal as refused:
         if _compiled_frames() != compiled:
-            # What a compile did first (it saves the random state) would point away from the cause.
+            # A compilation saves the random state, which would be named as the reason.
             raise _compile_refusal(refused.site) from refused
         raise
     finally:
-        tape.ledger.undo()
+        tape.storages.undo()
         torch.set_rng_state(random)
     if _compiled_frames() != compiled:
         raise _compile_refusal(None)
-    tape.ledger.poison()
+    tape.storages.poison()
     return tape, output
 
 
@@ -144,7 +143,7 @@ def _call(model: Model, args: tuple[Any, ...], kwargs: Mapping[str, Any], tape: 
         with as_capturing(refusals), open_recorder(tape, refusals):
             output = model(*args, **kwargs)
     except Exception as exc:
-        # Whatever the model made of a refusal (its own error, CUDA's echo), the reason is the first one.
+        # The model may have turned the refusal into another error. The reason is the first refusal.
         if refusals.first is None or exc is refusals.first:
             raise
         raise refusals.first from exc

@@ -7,35 +7,22 @@ from typing import Any
 
 import torch
 
-from pytest_cudagraph.backends.buffers import StaticInputs, poison
+from pytest_cudagraph.backends.buffers import BufferedGraph, StaticInputs, poison
 from pytest_cudagraph.backends.cuda.gpu import Gpu
-from pytest_cudagraph.errors import CudagraphError
 from pytest_cudagraph.values import Receipt
 
 
-class CudaCapturedGraph:
+class CudaCapturedGraph(BufferedGraph):
     """Copies inputs in and launches, on the caller's current stream; never waits for the device."""
 
     def __init__(
-        self, gpu: Gpu, graph: Any, inputs: StaticInputs, outputs: Any, owned: Sequence[torch.Tensor], receipt: Receipt
+        self, gpu: Gpu, graph: Any, inputs: StaticInputs, output: Any, owned: Sequence[torch.Tensor], receipt: Receipt
     ) -> None:
+        super().__init__(output, receipt)
         self._gpu = gpu
         self._graph = graph
         self._inputs: StaticInputs | None = inputs
-        self._outputs = outputs
         self._owned = tuple(owned)
-        self._receipt = receipt
-        self._replays = 0
-
-    @property
-    def receipt(self) -> Receipt:
-        """What was captured, at what price."""
-        return self._receipt
-
-    @property
-    def replays(self) -> int:
-        """Launches since capture."""
-        return self._replays
 
     @property
     def is_open(self) -> bool:
@@ -51,17 +38,17 @@ class CudaCapturedGraph:
         return self.replay()
 
     def replay(self) -> Any:
-        """Launch once on what the static inputs hold; the same output objects every time."""
+        """Launch once on the values that the static inputs hold; return the same output objects every time."""
         if self._inputs is None:
             raise self._closed_error()
         if torch.is_inference_mode_enabled():
             self._graph.replay()
         else:
-            # Some versions of torch keep the seeds of replays in inference tensors and write to them at every launch.
+            # Some versions of torch write the seeds of a replay to inference tensors.
             with torch.inference_mode():
                 self._graph.replay()
         self._replays += 1
-        return self._outputs
+        return self._output
 
     def poison(self) -> None:
         """Fill the outputs in the graph's own memory, in order of the current stream."""
@@ -74,14 +61,11 @@ class CudaCapturedGraph:
         """Wait for the device, then release graph, inputs and outputs; a second call does nothing."""
         if self._inputs is None:
             return
-        graph, held = self._graph, (self._inputs, self._outputs, self._owned)
-        self._graph, self._inputs, self._outputs, self._owned = None, None, None, ()
+        graph, held = self._graph, (self._inputs, self._output, self._owned)
+        self._graph, self._inputs, self._output, self._owned = None, None, None, ()
         try:
             # A replay may still be running, on any stream, and read and write all this memory.
             self._gpu.synchronize()
         finally:
             del held
             graph.reset()
-
-    def _closed_error(self) -> CudagraphError:
-        return CudagraphError(f"the graph for batch size {self._receipt.batch_size} is closed; capture it again")
