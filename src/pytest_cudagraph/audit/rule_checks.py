@@ -57,7 +57,7 @@ class Operators(dict[int, OperatorInfo]):
             traits=traits,
             is_judged=hazards.is_judged(func),
             may_draw=traits is not None and traits.random,
-            is_lift=traits is not None and traits.lifts,
+            is_lift=traits is not None and traits.makes_constant,
             is_legal_beside=name.startswith(LEGAL_BESIDE),
         )
         return facts
