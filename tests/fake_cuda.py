@@ -8,9 +8,10 @@ on the same memory. Unlike CUDA it also runs during the capture. It shows order 
 from __future__ import annotations
 
 import contextlib
+import inspect
 import itertools
 import warnings
-from types import SimpleNamespace
+from types import FunctionType, SimpleNamespace
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -337,6 +338,18 @@ class _Tape(TorchDispatchMode):
                 for new, old in zip(_tensors(func(*args, **kwargs)), _tensors(result), strict=True):
                     if _address(new) != _address(old):
                         old.copy_(new)
+
+
+def _without_frames(kind):
+    """Torch's part is C++, which has no Python frames: no line of the fake may count as a user's."""
+    for value in vars(kind).values():
+        function = inspect.unwrap(value) if callable(value) else None
+        if isinstance(function, FunctionType):
+            function.__code__ = function.__code__.replace(co_filename="<torch.cuda>")
+
+
+for _kind in (FakeCuda, FakeStream, _Capture, _Graph, _KeptGraph, FakeTreeManager, _Event, _Tape):
+    _without_frames(_kind)
 
 
 def _tensors(value):

@@ -11,8 +11,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from pytest_cudagraph import pytree
 from pytest_cudagraph.audit.rule_checks import Operators, RuleChecker, number_of, scalar, sort_out
 from pytest_cudagraph.audit.trace import OutsideMemory, Trace, TracedOperation, storage_of
-from pytest_cudagraph.backends.cpu.memory import storage_key
-from pytest_cudagraph.backends.cpu.operators import QuietMode, hidden_from_compiler, tensors_of
+from pytest_cudagraph.backends.dispatch import ObservingMode, hidden_from_compiler, storage_key, tensors_of
 from pytest_cudagraph.protocols import Backend
 from pytest_cudagraph.sources import user_sites
 
@@ -27,7 +26,7 @@ class Watcher(Protocol):
         """The result of ``func(*args, **kwargs)``."""
 
 
-class _Watching(QuietMode):
+class _Watching(ObservingMode):
     supports_higher_order_operators = True
 
     def __init__(self, watcher: Watcher) -> None:
@@ -40,7 +39,7 @@ class _Watching(QuietMode):
         return self._run(func, types, args, kwargs or {})
 
 
-def watching(watcher: Watcher) -> QuietMode:
+def watching(watcher: Watcher) -> ObservingMode:
     """A dispatch mode that hands every operation to ``watcher``."""
     return hidden_from_compiler(_Watching)(watcher)
 

@@ -21,7 +21,7 @@ from pytest_cudagraph.audit.trace import (
     differences,
     storage_of,
 )
-from pytest_cudagraph.backends.cpu.memory import storage_key
+from pytest_cudagraph.backends.dispatch import storage_key
 from pytest_cudagraph.inputs import Example
 from pytest_cudagraph.inputs.example import container_changes
 from pytest_cudagraph.inputs.new_values import Like

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from pytest_cudagraph.backends.cpu.operators import QuietMode
+from pytest_cudagraph.backends.dispatch import ObservingMode
 
 _Arguments = Sequence[Any]
 
@@ -20,7 +20,7 @@ class WouldTrapError(Exception):
     """That an operation was not run, since its kernel would not have survived its arguments, or nobody can tell."""
 
 
-class TrapGuard(QuietMode):
+class TrapGuard(ObservingMode):
     """Raises :class:`WouldTrapError` before an operation that would trap; waits for the device to know."""
 
     def __torch_dispatch__(

@@ -11,20 +11,12 @@ import torch
 from tests.fake_cuda import FakeCuda
 
 from pytest_cudagraph.backends.cuda import CudaBackend, gpu
-from pytest_cudagraph.sources import user_lines
 
 
 @pytest.fixture
 def no_collections(monkeypatch):
     """A collection of everything torch holds takes a fifth of a second."""
     monkeypatch.setattr(gc, "collect", lambda: 0)
-
-
-@pytest.fixture
-def fake_is_no_users_code(monkeypatch):
-    """What refuses on a GPU is C++ without a frame; the frames of the fake must not count as a user's."""
-    is_user_file = user_lines._is_user_file
-    monkeypatch.setattr(user_lines, "_is_user_file", lambda name: "fake_cuda" not in name and is_user_file(name))
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ import ctypes
 
 import pytest
 
-from pytest_cudagraph.backends.cuda import nodes
 from pytest_cudagraph.backends.cuda.nodes import DriverLibrary, KernelParams, count_nodes, load_driver
 
 GRAPH, CHILD_GRAPH = 0x7F0000000010, 0x7F0000000020
@@ -110,11 +109,10 @@ def test_the_parameters_of_a_kernel_node_lie_where_cuda_h_puts_them():
     assert ctypes.sizeof(KernelParams) == 72
 
 
-def test_a_machine_without_the_driver_has_none(monkeypatch):
-    monkeypatch.setattr(nodes, "_LIBRARY", "libthere-is-no-such.so.1")
-    assert load_driver() is None
+def test_a_machine_without_the_driver_has_none():
+    assert load_driver("libthere-is-no-such.so.1") is None
 
 
-def test_the_library_of_the_machine_is_loaded_where_it_is(monkeypatch):
-    monkeypatch.setattr(nodes, "_LIBRARY", None)  # this very process, as a library that is there
-    assert isinstance(load_driver(), DriverLibrary)
+def test_the_library_of_the_machine_is_loaded_where_it_is():
+    this_process = None
+    assert isinstance(load_driver(this_process), DriverLibrary)

@@ -12,7 +12,7 @@ from pytest_cudagraph.backends.cuda.generators import generators_of
 from pytest_cudagraph.backends.cuda.gpu import register
 from pytest_cudagraph.errors import CaptureRefusal
 
-pytestmark = pytest.mark.usefixtures("no_collections", "fake_is_no_users_code")
+pytestmark = pytest.mark.usefixtures("no_collections")
 
 GENERATOR = torch.Generator()
 
@@ -88,9 +88,8 @@ def test_cycles_end_and_unbound_variables_are_no_error():
     assert outer() == []
 
 
-def test_a_search_ends_somewhere(monkeypatch):
-    monkeypatch.setattr("pytest_cudagraph.backends.cuda.generators._LIMIT", 2)
-    assert generators_of("cpu", [[[GENERATOR]]]) == []
+def test_a_search_ends_somewhere():
+    assert generators_of("cpu", [[[GENERATOR]]], limit=2) == []
 
 
 def test_a_model_with_a_generator_of_its_own_is_captured_and_the_generator_stays_where_it_stood(cuda, pool):

@@ -11,7 +11,7 @@ from pytest_cudagraph.backends.cuda.recording import no_graphs_inside
 from pytest_cudagraph.backends.cuda.refusals import refusal_of
 from pytest_cudagraph.errors import CaptureRefusal
 
-pytestmark = pytest.mark.usefixtures("no_collections", "fake_is_no_users_code")
+pytestmark = pytest.mark.usefixtures("no_collections")
 
 TREES = "torch._inductor.cudagraph_trees"
 
@@ -40,8 +40,8 @@ def test_compiled_code_with_graphs_of_its_own_is_refused_at_the_users_line_with_
     refusal = raised.value
     assert refusal.text == "compiled code inside the call runs CUDA graphs of its own"
     assert refusal.fix == (
-        'compile without them: the default mode, or mode="max-autotune-no-cudagraphs"; '
-        "and leave torch._inductor.config.triton.cudagraphs off"
+        'compile without them: use the default mode or mode="max-autotune-no-cudagraphs", '
+        "and turn torch._inductor.config.triton.cudagraphs off"
     )
     assert refusal.site.line == model.__code__.co_firstlineno + 1
     assert "capture_begin" not in cuda.names()

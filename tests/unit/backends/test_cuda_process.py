@@ -11,7 +11,7 @@ from pytest_cudagraph.backends.cuda.gpu import Gpu
 from pytest_cudagraph.backends.cuda.refusals import refusal_of
 from pytest_cudagraph.errors import CaptureRefusal
 
-pytestmark = pytest.mark.usefixtures("no_collections", "fake_is_no_users_code")
+pytestmark = pytest.mark.usefixtures("no_collections")
 
 NO_STATISTICS = "CUDAPluggableAllocator does not yet support getDeviceStats."
 
@@ -169,9 +169,9 @@ class Hold:
 
 
 @pytest.fixture
-def hold(backend, cuda, monkeypatch):
+def hold(cuda, monkeypatch):
     hold = Hold(cuda)
-    monkeypatch.setattr(backend._gpu, "captures", hold)
+    monkeypatch.setattr(Gpu, "capture_lock", hold)
     return hold
 
 
@@ -205,12 +205,12 @@ def test_a_replay_waits_for_nobodys_capture(capture, cuda, hold):
 
 
 def test_captures_of_a_process_come_one_at_a_time_whichever_backend_makes_them(cuda, capture):
-    elsewhere, free = CudaBackend(cuda=FakeCuda(), device="cpu"), []
+    elsewhere, free = Gpu(FakeCuda(), 0, "cpu"), []
 
     def try_to_begin():
-        is_free = elsewhere._gpu.captures.acquire(blocking=False)
+        is_free = elsewhere.capture_lock.acquire(blocking=False)
         if is_free:
-            elsewhere._gpu.captures.release()
+            elsewhere.capture_lock.release()
         free.append(is_free)
 
     def in_a_thread():
@@ -229,7 +229,7 @@ def test_captures_of_a_process_come_one_at_a_time_whichever_backend_makes_them(c
 
 
 def test_a_capture_may_wait_for_its_own_device(cuda):
-    captures = Gpu(cuda, 0, "cpu").captures
+    captures = Gpu(cuda, 0, "cpu").capture_lock
     with captures:
         is_free = captures.acquire(blocking=False)
         captures.release()

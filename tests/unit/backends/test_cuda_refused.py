@@ -2,16 +2,19 @@
 
 import gc
 import sys
+import weakref
 
 import pytest
 import torch
 from tests.fake_cuda import ECHO, REFUSED, UNDERWAY, FakeCuda
 
-from pytest_cudagraph.backends.cuda import CudaBackend, recording
+from pytest_cudagraph.backends.cuda import CudaBackend
 from pytest_cudagraph.backends.cuda.refusals import refusal_of, text_of
 from pytest_cudagraph.errors import CaptureRefusal, InputError
 
-pytestmark = pytest.mark.usefixtures("no_collections", "fake_is_no_users_code")
+collect = gc.collect  # before the fixture replaces it
+
+pytestmark = pytest.mark.usefixtures("no_collections")
 
 
 def fine(x):
@@ -195,10 +198,12 @@ def test_a_process_that_cannot_be_recovered_says_so_at_the_next_capture(cuda, po
 
 
 def test_a_graph_whose_capture_never_ended_lives_on(cuda, pool):
-    before = len(recording._NEVER_ENDED)
+    made, new_graph = [], cuda.CUDAGraph
+    cuda.CUDAGraph = lambda: (made.append(weakref.ref(graph := new_graph())), graph)[1]
     with pytest.raises(CaptureRefusal):
         capture(pool, reads_a_scalar, torch.ones(2))
-    assert len(recording._NEVER_ENDED) == before + 1
+    collect()
+    assert [graph() is not None for graph in made] == [True, False]
 
 
 def test_autocast_caches_again_after_a_refused_capture(pool):

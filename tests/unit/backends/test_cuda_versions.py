@@ -9,7 +9,7 @@ from tests.fake_cuda import FakeCuda, FakeStream
 from pytest_cudagraph.backends.cuda import CudaBackend, gpu
 from pytest_cudagraph.errors import CaptureRefusal
 
-pytestmark = pytest.mark.usefixtures("no_collections", "fake_is_no_users_code")
+pytestmark = pytest.mark.usefixtures("no_collections")
 
 VERSIONS = [(2, 6), (2, 10), (2, 13), (2, 14)]
 
@@ -52,14 +52,13 @@ def test_a_refusal_never_takes_the_share_of_a_graph_that_is_open(version):
 
 def test_the_handle_of_a_refused_capture_would_be_refused():
     # Shows that the fake breaks as torch 2.10 to 2.12 do, and hence that the tests above prove something.
-    pool = CudaBackend(cuda=FakeCuda(version=(2, 11)), device="cpu").pool()
+    cuda = FakeCuda(version=(2, 11))
+    pool = CudaBackend(cuda=cuda, device="cpu").pool()
     capture(pool, adds_one)
-    handle = pool._handle
     with pytest.raises(CaptureRefusal):
         capture(pool, reads_a_scalar)
-    pool._handle = handle
-    with pytest.raises(CaptureRefusal, match="already recording to mempool_id"):
-        capture(pool, adds_one)
+    with pytest.raises(RuntimeError, match="already recording to mempool_id"):
+        cuda.CUDAGraph().capture_begin(cuda.graphs[0].handle, "global")
 
 
 # Workspaces of cuBLAS

@@ -92,7 +92,7 @@ class CpuBackend:
         return torch.get_rng_state()
 
     def set_rng_state(self, state: torch.Tensor) -> None:
-        """Put back what :meth:`rng_state` gave."""
+        """Restore what :meth:`rng_state` returned."""
         torch.set_rng_state(state)
 
 

@@ -17,7 +17,8 @@ import torch
 from pytest_cudagraph import hazards
 from pytest_cudagraph.backends.buffers import poison_value
 from pytest_cudagraph.backends.cpu.memory import ResultPath, copier, fresh_results, overlaps
-from pytest_cudagraph.backends.cpu.operators import QuietMode, Traits, bind, find_binding, traits_of
+from pytest_cudagraph.backends.cpu.operators import Traits, bind, find_binding, traits_of
+from pytest_cudagraph.backends.dispatch import ObservingMode
 
 Step = Callable[[], object]
 
@@ -164,7 +165,7 @@ class _Abandoned(Exception):
     """The composite has several kernels, or effects that must not happen twice."""
 
 
-class CompositeProbe(QuietMode):
+class CompositeProbe(ObservingMode):
     """Runs the parts of one composite operator; stops before the second kernel and before any effect."""
 
     def __init__(self) -> None:

@@ -13,21 +13,13 @@ from torch import nn
 
 from pytest_cudagraph import sources
 from pytest_cudagraph.backends.buffers import poison_value
-from pytest_cudagraph.backends.cpu.operators import tensors_of
+from pytest_cudagraph.backends.dispatch import storage_key, tensors_of
 from pytest_cudagraph.errors import DeadTensorError
 from pytest_cudagraph.units import plural
 from pytest_cudagraph.values import Site
 
 # What torch says of a tensor whose elements share memory, as after expand (at::MemOverlap::Yes).
 _OVERLAPS = 1
-
-
-def storage_key(tensor: torch.Tensor) -> int | None:
-    """The identity of a tensor's storage; None for layouts that have none (sparse, oneDNN)."""
-    try:
-        return int(tensor.untyped_storage()._cdata)
-    except (NotImplementedError, RuntimeError):  # torch has no other way to ask
-        return None
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:

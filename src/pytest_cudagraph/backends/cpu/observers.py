@@ -11,12 +11,11 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass_type
 
 from pytest_cudagraph import hazards
-from pytest_cudagraph.backends.cpu.memory import storage_key
-from pytest_cudagraph.backends.cpu.operators import QuietMode, hidden_from_compiler, tensors_of
 from pytest_cudagraph.backends.cpu.tape import OpaqueCall, Refusals, Tape
+from pytest_cudagraph.backends.dispatch import ObservingMode, hidden_from_compiler, storage_key, tensors_of
 
 
-class SeenMemory(QuietMode):
+class SeenMemory(ObservingMode):
     """Sees the memory of whatever is dispatched; changes nothing, keeps nothing alive."""
 
     supports_higher_order_operators = True
@@ -66,7 +65,7 @@ _READS_ITS_CONDITION = frozenset({"cond", "while_loop"})
 _KNOWN_PARTS = frozenset({"flex_attention"})
 
 
-class OperationRecorder(QuietMode):
+class OperationRecorder(ObservingMode):
     """Writes what one call dispatches to a tape, and refuses what a CUDA capture refuses."""
 
     supports_higher_order_operators = True

@@ -3,56 +3,13 @@
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
-_HAS_OWN_SWITCH = hasattr(TorchDispatchMode, "ignore_compile_internals")
-
-
-class QuietMode(TorchDispatchMode):
-    """A dispatch mode under which compiled code stays compiled, and which does not import the compiler."""
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)  # type: ignore[no-untyped-call]
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        # What torch otherwise wraps round a mode imports the whole compiler, which takes over a second.
-        return False
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        # Under a mode that says no, one call makes compiled code eager for the rest of the process.
-        return True
-
-    @classmethod
-    def is_infra_mode(cls) -> bool:
-        # How an older torch, which lacks the switch above, is told the same.
-        return not _HAS_OWN_SWITCH
-
-
-_Mode = TypeVar("_Mode", bound=QuietMode)
-
-
-def hidden_from_compiler(kind: type[_Mode]) -> type[_Mode]:
-    """The class to use in this process: where torch.compile is loaded, one whose frames it does not compile."""
-    return _hidden(cast("Any", kind)) if "torch._dynamo" in sys.modules else kind
-
-
-@functools.cache
-def _hidden(kind: type) -> Any:
-    # torch wraps the method of the class at hand only, so the subclass needs an entry of its own.
-    own = {"__torch_dispatch__": vars(kind)["__torch_dispatch__"], "_should_skip_dynamo": classmethod(lambda cls: True)}
-    return type(kind.__name__, (kind,), own)
-
+from pytest_cudagraph.backends.dispatch import ObservingMode, tensors_of
 
 _COMPOSITE_KEY = torch._C.DispatchKey.CompositeImplicitAutograd
 
@@ -110,17 +67,6 @@ def traits_of(func: torch._ops.OpOverload) -> Traits:
         _undeclared=tuple(place for place in places if place[1] in _UNDECLARED_WRITES),
         _switch=next((place for place in places if place[1] in _WRITE_SWITCHES), None),
     )
-
-
-def tensors_of(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors in an operator's arguments or results: alone, or in lists."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from tensors_of(item)
-    elif isinstance(value, dict):
-        yield from tensors_of(list(value.values()))
 
 
 def baked(value: Any, alias: Callable[[torch.Tensor], torch.Tensor]) -> Any:
@@ -198,7 +144,7 @@ def _candidates(func: torch._ops.OpOverload, args: tuple[Any, ...]) -> Iterator[
             yield getattr(module, name)
 
 
-class _Probe(QuietMode):
+class _Probe(ObservingMode):
     """Sees what would be dispatched, and answers with a known result instead of running it."""
 
     def __init__(self, answer: Any) -> None:

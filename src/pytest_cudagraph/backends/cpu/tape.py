@@ -28,9 +28,9 @@ from pytest_cudagraph.backends.cpu.memory import (
     fresh_results,
     plain_alias,
     same_layout,
-    storage_key,
 )
-from pytest_cudagraph.backends.cpu.operators import baked, tensors_of, traits_of
+from pytest_cudagraph.backends.cpu.operators import baked, traits_of
+from pytest_cudagraph.backends.dispatch import storage_key, tensors_of
 from pytest_cudagraph.errors import CaptureRefusal
 
 

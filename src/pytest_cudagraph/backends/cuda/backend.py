@@ -1,4 +1,4 @@
-"""The backend for NVIDIA GPUs: see :class:`~pytest_cudagraph.protocols.Backend`. No GPU has run it yet."""
+"""The backend for NVIDIA GPUs. No GPU has run this code yet."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from pytest_cudagraph.values import Kind
 
 
 class CountedRegion:
-    """Calls compiled code and counts: eager calls and calls while capturing alike, since both launch its kernels.
+    """Compiled code whose calls are counted, eager calls and calls during a capture alike.
 
-    A replay launches the captured kernels without this call, so replays are not counted here.
+    A replay launches the kernels without a call, so replays do not count.
     """
 
     def __init__(self, call: Callable[..., Any], label: str) -> None:
@@ -27,7 +27,7 @@ class CountedRegion:
 
     @property
     def executions(self) -> int:
-        """Calls that returned; one that raised has not run."""
+        """Calls that returned; a call that raised does not count."""
         return self._executions
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -81,22 +81,22 @@ class CudaBackend:
         return self._gpu.device
 
     def synchronize(self) -> None:
-        """Wait for all work of this GPU; raises what earlier work has failed with."""
+        """Wait for all work of this GPU; raises the error of earlier work."""
         self._gpu.synchronize()
 
     def order_after(self, earlier: Any) -> Any:
-        """The current stream, which waits for the stream ``earlier`` if that is another one."""
+        """The current stream; it waits for the stream ``earlier`` if that is another one."""
         stream = self._gpu.current_stream()
         if earlier is not None and earlier != stream:
             stream.wait_stream(earlier)
         return stream
 
     def running(self) -> AbstractContextManager[None]:
-        """Inference mode, with this GPU as the current one."""
+        """Inference mode, with this GPU current."""
         return self._gpu.running()
 
     def pool(self) -> CudaGraphPool:
-        """Memory for the graphs of one model."""
+        """A pool for the graphs of one model."""
         return CudaGraphPool(self._gpu, self._node_source)
 
     def region(self, call: Callable[..., Any], label: str) -> CountedRegion:
@@ -112,6 +112,6 @@ class CudaBackend:
         return torch.get_rng_state(), self._gpu.cuda.get_rng_state(self._gpu.index)
 
     def set_rng_state(self, state: tuple[torch.Tensor, torch.Tensor]) -> None:
-        """Put back what :meth:`rng_state` gave."""
+        """Restore what :meth:`rng_state` returned."""
         torch.set_rng_state(state[0])
         self._gpu.cuda.set_rng_state(state[1], self._gpu.index)

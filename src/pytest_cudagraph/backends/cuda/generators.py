@@ -1,4 +1,4 @@
-"""Random generators of a model's own, which torch before 2.14 replays only if it is told of them before a capture."""
+"""The random generators that a model holds. Torch before 2.14 must know them before a capture to replay them."""
 
 from __future__ import annotations
 
@@ -10,22 +10,20 @@ from typing import Any
 
 import torch
 
-_LIMIT = 100_000
-"""Objects looked at: a model of a hundred thousand parts is found, a whole program is not searched."""
-
 _LEAVES = (type, ModuleType, torch.Tensor, str, bytes, int, float, complex, bool, type(None))
 
 
-def generators_of(device: str, *roots: Any) -> list[torch.Generator]:
-    """The ``torch.Generator`` objects of one device that are reached from ``roots``, each once.
+def generators_of(device: str, *roots: Any, limit: int = 100_000) -> list[torch.Generator]:
+    """The ``torch.Generator`` objects of one device that are reachable from ``roots``, each once.
 
-    Looked at are attributes, containers, closures, bound methods, partials, and the globals that a function names.
+    Follows attributes, containers, closures, bound methods, partials, and the globals that a function names. Visits
+    at most ``limit`` objects, so that a model is searched and a whole program is not.
     """
     wanted = torch.device(device)
     found: dict[int, torch.Generator] = {}
-    seen: dict[int, Any] = {}  # holds what was made on the way, so that no id is used again
+    seen: dict[int, Any] = {}  # keeps the objects alive, so that no id is used again
     waiting = list(roots)
-    while waiting and len(seen) < _LIMIT:
+    while waiting and len(seen) < limit:
         value = waiting.pop()
         if id(value) in seen or isinstance(value, _LEAVES):
             continue
@@ -39,7 +37,7 @@ def generators_of(device: str, *roots: Any) -> list[torch.Generator]:
 
 @contextmanager
 def states_kept(generators: Iterable[torch.Generator]) -> Iterator[None]:
-    """Warm-up and capture draw from the generators; afterwards they stand where they stood."""
+    """Restore the states of the generators after the block, which draws from them."""
     states = [(generator, generator.get_state()) for generator in generators]
     try:
         yield
@@ -62,7 +60,7 @@ def _held_by(value: Any) -> Iterable[Any]:
 
 def _held_by_function(function: FunctionType) -> list[Any]:
     cells = [cell.cell_contents for cell in function.__closure__ or () if _is_filled(cell)]
-    # Of the globals only what is a generator or a module of layers: the others lead through the whole program.
+    # Other globals than generators and modules would lead through the whole program.
     named = (function.__globals__.get(name) for name in function.__code__.co_names)
     return [*cells, *(function.__defaults__ or ()), *(value for value in named if _is_part(value))]
 

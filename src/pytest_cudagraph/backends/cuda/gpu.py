@@ -1,4 +1,4 @@
-"""One GPU as the rooms of this backend share it: the seam to ``torch.cuda``, the capture stream."""
+"""One GPU: ``torch.cuda``, the capture stream and the lock of captures."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from pytest_cudagraph.gc_pause import gc_paused
 
 
 @contextmanager
-def quiet_gc() -> Iterator[None]:
-    """Collect now, then keep everything alive out of reach of the collector until the block ends.
+def heap_frozen() -> Iterator[None]:
+    """Collect garbage, then hide all living objects from the collector until the block ends.
 
-    A collection in the middle of a capture may destroy another graph or an event, which CUDA refuses while capturing.
+    A collection during a capture may destroy a graph or an event, which CUDA refuses while capturing.
     """
     gc.collect()
     if gc.get_freeze_count():
-        # Someone else has frozen the heap (a server before it forks); unfreezing would undo that too.
+        # A server may have frozen its heap before a fork. Unfreezing here would undo that.
         with gc_paused():
             yield
         return
@@ -35,10 +35,10 @@ def quiet_gc() -> Iterator[None]:
 
 
 def capture_error_mode() -> str:
-    """``thread_local`` while other threads live that may use CUDA, else ``global``, CUDA's strictest.
+    """``thread_local`` while other threads may use CUDA, else ``global``, CUDA's strictest mode.
 
     In the global mode a harmless call of another thread (a logger, a data loader) invalidates the capture. Threads
-    that Python's ``threading`` did not start are counted too, and the watchdogs of ``torch.distributed``, in C++.
+    that ``threading`` did not start count too, and so do the C++ watchdogs of ``torch.distributed``.
     """
     others = threading.active_count() > 1 or len(sys._current_frames()) > 1
     return "thread_local" if others or _is_distributed() else "global"
@@ -49,17 +49,21 @@ def _is_distributed() -> bool:
     return distributed.is_available() and distributed.is_initialized()
 
 
-_CAPTURES = threading.RLock()
-
 ENDS_ELSEWHERE = "Capture must end on the same stream it began on."
-"""Torch's own words."""
+"""Torch's text."""
 
 
 class Gpu:
-    """``cuda`` is the module ``torch.cuda``, or what a test puts in its place.
+    """One GPU. ``cuda`` is the module ``torch.cuda``, or a test's fake.
 
-    Warm-up and every capture of a process share one stream: libraries keep a workspace per stream, and graphs share
-    pool memory only if they were captured on the same one.
+    Warm-up and captures share one stream: libraries keep a workspace per stream, and only graphs captured on the same
+    stream share pool memory.
+    """
+
+    capture_lock: Any = threading.RLock()
+    """Held during a capture, and while a thread waits for a whole device.
+
+    Torch captures one graph at a time in a process. CUDA invalidates a capture if another thread waits for its device.
     """
 
     def __init__(self, cuda: Any, index: int, device: str) -> None:
@@ -68,12 +72,7 @@ class Gpu:
         self.device = device
         self.stream: Any = cuda.Stream(device=index)
         self.broken = ""
-        """Why no capture can succeed in this process any more; empty while it can."""
-        self.captures: Any = _CAPTURES
-        """Held by whoever captures, or waits for a whole device: of any two threads in the process, one at a time.
-
-        Torch can capture one graph at a time, and CUDA spoils the capture of a device that another thread waits for.
-        """
+        """Why this process cannot capture any more; empty while it can."""
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -83,7 +82,7 @@ class Gpu:
 
     @contextmanager
     def on_capture_stream(self) -> Iterator[None]:
-        """The capture stream as the current one, ordered after the caller's stream, and the caller's after it."""
+        """Make the capture stream current: it waits for the caller's stream, which waits for it afterwards."""
         caller = self.current_stream()
         self.stream.wait_stream(caller)
         try:
@@ -93,42 +92,42 @@ class Gpu:
             caller.wait_stream(self.stream)
 
     @contextmanager
-    def capturing(self, graph: Any, *, generators: Sequence[torch.Generator] = (), **pool: Any) -> Iterator[None]:
+    def stream_capture(self, graph: Any, *, generators: Sequence[torch.Generator] = (), **pool: Any) -> Iterator[None]:
         """``torch.cuda.graph`` on the capture stream, with the body in inference mode.
 
-        The capture begins and ends outside inference mode: torch then makes the tensors through which replays seed
-        their random numbers, and writes to them at every launch, in whatever mode that is.
+        The capture begins and ends outside inference mode: torch then makes the tensors for the random seeds of
+        replays, and must be able to write to them at every launch, in any mode.
         """
         begin = self.cuda.graph(graph, stream=self.stream, capture_error_mode=capture_error_mode(), **pool)
         with torch.inference_mode(False), own_workspaces():
             register(graph, generators)
-            # The outer stream context gives back the caller's stream even where torch.cuda.graph fails to.
-            # The inner one is for a body that leaves another stream current: there torch would not end the capture.
+            # The outer stream context restores the caller's stream, also where torch.cuda.graph does not.
+            # The inner one restores the capture stream if the body changed it, or torch would not end the capture.
             with self.on_capture_stream(), begin, self.cuda.stream(self.stream), torch.inference_mode():
                 yield
 
     def check_stayed(self) -> None:
-        """Raise as torch does where a captured call ends on another stream: what it launched there is in no graph."""
+        """Raise torch's error if the call ends on another stream: no graph holds the work launched there."""
         if self.current_stream() != self.stream:
             raise RuntimeError(ENDS_ELSEWHERE)
 
     def current_stream(self) -> Any:
-        """The stream on which this thread launches now."""
+        """The current stream of this thread."""
         return self.cuda.current_stream(self.index)
 
     def synchronize(self) -> None:
-        """Wait for all work of this GPU; raises what earlier work has failed with."""
-        with self.captures:
+        """Wait for all work of this GPU; raises the error of earlier work."""
+        with self.capture_lock:
             self.cuda.synchronize(self.index)
 
 
 @contextmanager
 def own_workspaces() -> Iterator[None]:
-    """Let cuBLAS take the workspaces of a capture from the graph's own pool, and forget them afterwards.
+    """Let cuBLAS take new workspaces from the graph's own pool, and forget them after the capture.
 
-    A graph reads its workspace by address. Those that cuBLAS keeps between calls, for all graphs of a stream together,
-    are given up whenever torch (2.12 and later, with any graph that is released) or a graph tree says so, and a graph
-    still open would write to memory that is no longer its own. Kept for good, one of a pool would hold the pool.
+    A graph uses its workspace by address. cuBLAS keeps its workspaces between calls, shared by all graphs of a stream.
+    Torch 2.12 and later frees them with any released graph, and so do graph trees. An open graph would then write to
+    freed memory.
     """
     clear_workspaces()
     try:
@@ -145,11 +144,11 @@ def clear_workspaces() -> None:
 
 
 def register(graph: Any, generators: Sequence[torch.Generator]) -> None:
-    """Let replays of ``graph`` draw from ``generators`` too; torch knows of the default one itself."""
+    """Let replays of ``graph`` use ``generators`` too; torch registers the default one itself."""
     if not generators or not hasattr(graph, "register_generator_state"):
         return
     with warnings.catch_warnings():
-        # Later versions of torch find the generators by themselves and deprecate the call.
+        # Later versions of torch find the generators themselves and deprecate this call.
         warnings.simplefilter("ignore")
         for generator in generators:
             graph.register_generator_state(generator)

@@ -1,4 +1,4 @@
-"""The graphs of one model and their shared memory: see :class:`~pytest_cudagraph.protocols.GraphPool`."""
+"""The graphs of one model, and their shared memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from pytest_cudagraph.backends.buffers import StaticInputs, argument_names, check_output, describe
 from pytest_cudagraph.backends.capture_mode import capturing, uncached_autocast
 from pytest_cudagraph.backends.cuda.generators import generators_of, states_kept
-from pytest_cudagraph.backends.cuda.gpu import Gpu, quiet_gc
+from pytest_cudagraph.backends.cuda.gpu import Gpu, heap_frozen
 from pytest_cudagraph.backends.cuda.graph import CudaCapturedGraph
 from pytest_cudagraph.backends.cuda.nodes import NodeSource, count_nodes
 from pytest_cudagraph.backends.cuda.recording import EmptyGraph, no_graphs_inside, record
@@ -21,69 +21,12 @@ from pytest_cudagraph.protocols import Model
 from pytest_cudagraph.pytree import flatten, tensors_in
 from pytest_cudagraph.values import Receipt
 
-
-def own_outputs(gpu: Gpu, handle: Any, outputs: Any) -> list[torch.Tensor]:
-    """The output tensors whose memory belongs to the pool ``handle``, each memory range once.
-
-    An output that is an input, a parameter or any other tensor from outside does not, and must never be filled. The
-    allocator is asked rather than the model, because a callable can hold tensors where nobody finds them. An
-    allocator that does not tell (``cudaMallocAsync``, one of the user's own) leaves this empty.
-    """
-    ranges = _ranges(_segments(gpu), handle)
-    seen: set[tuple[int, torch.Size, tuple[int, ...]]] = set()
-    owned = []
-    for tensor in tensors_in(outputs):
-        if not _is_strided(tensor):
-            continue
-        key = (tensor.data_ptr(), tensor.shape, tensor.stride())
-        if tensor.numel() and key not in seen and any(low <= key[0] < high for low, high in ranges):
-            seen.add(key)
-            owned.append(tensor)
-    return owned
-
-
-def _is_strided(tensor: torch.Tensor) -> bool:
-    # Sparse and nested tensors lie in several tensors; a wrapper subclass in none.
-    return tensor.layout is torch.strided and not tensor.is_nested and not is_traceable_wrapper_subclass(tensor)
-
-
-def pool_bytes(gpu: Gpu, handle: Any) -> int | None:
-    """What the pool ``handle`` holds of the device; None from an allocator that does not tell."""
-    segments = _segments(gpu)
-    return None if segments is None else sum(high - low for low, high in _ranges(segments, handle))
-
-
-def reserved_bytes(gpu: Gpu) -> int | None:
-    """What the allocator holds of the device in all; None from one that keeps no statistics."""
-    try:
-        return int(gpu.cuda.memory_reserved(gpu.index))
-    except RuntimeError:
-        return None
-
-
-def _segments(gpu: Gpu) -> Sequence[Mapping[str, Any]] | None:
-    """The memory that torch's own allocator holds; None where another one is in its place, which raises."""
-    try:
-        segments: Sequence[Mapping[str, Any]] = gpu.cuda.memory_snapshot()
-    except RuntimeError:
-        return None
-    return segments
-
-
-def _ranges(segments: Sequence[Mapping[str, Any]] | None, handle: Any) -> list[tuple[int, int]]:
-    return [
-        (segment["address"], segment["address"] + segment["total_size"])
-        for segment in segments or ()
-        if tuple(segment.get("segment_pool_id", ())) == tuple(handle)
-    ]
-
-
 _WARM_UPS = 3
-"""Calls before a capture: libraries choose algorithms, make handles and workspaces, compilers compile."""
+"""Calls before a capture, in which libraries choose algorithms and make workspaces, and compilers compile."""
 
 
 class CudaGraphPool:
-    """Captures into one memory pool; leaving it closes every graph."""
+    """Graphs with one memory pool; see :class:`~pytest_cudagraph.protocols.GraphPool`."""
 
     def __init__(self, gpu: Gpu, node_source: NodeSource | None) -> None:
         self._gpu = gpu
@@ -99,16 +42,16 @@ class CudaGraphPool:
 
         Raises :class:`~pytest_cudagraph.errors.CaptureRefusal` with CUDA's words, and
         :class:`~pytest_cudagraph.errors.InputError` for tensors on another device. An error of the model during
-        warm-up comes through as it is.
+        warm-up comes through unchanged.
         """
         self._check_usable()
         _check_devices(args, kwargs, self._gpu.device)
         generators = tuple(generators_of(self._gpu.device, model, args, kwargs))
-        with self._gpu.captures, self._gpu.running(), uncached_autocast(), states_kept(generators), capturing():
+        with self._gpu.capture_lock, self._gpu.running(), uncached_autocast(), states_kept(generators), capturing():
             inputs = StaticInputs(args, kwargs)
             self._warm_up(model, inputs)
             inputs.copy_in(args, kwargs)  # a model may have written to its inputs
-            with quiet_gc():
+            with heap_frozen():
                 graph = self._record(model, inputs, batch_size, generators)
         self._graphs.append(graph)
         return graph
@@ -121,7 +64,7 @@ class CudaGraphPool:
             try:
                 self._graphs.pop().close()
             except RuntimeError as error:
-                # The first error is the story; a device that is lost fails for every graph.
+                # Report the first error. A lost device fails for every graph.
                 failed = failed or error
         if failed is not None:
             raise failed
@@ -137,23 +80,23 @@ class CudaGraphPool:
             for _ in range(_WARM_UPS):
                 with no_graphs_inside():
                     check_output(_call(model, inputs))
-        # An error of a warm-up kernel must show here, not as a riddle inside the capture.
+        # An error of a warm-up kernel must show here, and not inside the capture.
         self._gpu.synchronize()
 
     def _record(
         self, model: Model, inputs: StaticInputs, batch_size: int, generators: tuple[torch.Generator, ...]
     ) -> CudaCapturedGraph:
-        blank = self._blank(generators)
-        self._gpu.cuda.empty_cache()  # else memory freed by the warm-up would be taken for the graph's
-        held_before = self._held_bytes(blank.handle)
+        empty = self._empty_graph(generators)
+        self._gpu.cuda.empty_cache()  # so that memory freed by the warm-up does not count as the graph's
+        held_before = self._held_bytes(empty.handle)
         started_ns = time.perf_counter_ns()
         try:
-            outputs = record(self._gpu, blank, lambda: _call(model, inputs))
+            output = record(self._gpu, empty, lambda: _call(model, inputs))
         except BaseException:
-            self._handle = None  # torch may take it for one still being captured into, and refuse it
+            self._handle = None  # torch may count it as being captured into, and refuse it
             raise
         capture_ns = time.perf_counter_ns() - started_ns
-        counted = count_nodes(blank.graph, self._node_source)
+        counted = count_nodes(empty.graph, self._node_source)
         receipt = Receipt(
             batch_size=batch_size,
             operations=counted.nodes,
@@ -161,20 +104,20 @@ class CudaGraphPool:
             kernel_names=counted.kernel_names,
             not_counted=counted.why,
             capture_ns=capture_ns,
-            memory_bytes=_growth(held_before, self._held_bytes(blank.handle)),
+            memory_bytes=_growth(held_before, self._held_bytes(empty.handle)),
         )
-        owned = own_outputs(self._gpu, blank.handle, outputs)
-        return CudaCapturedGraph(self._gpu, blank.graph, inputs, outputs, owned, receipt)
+        owned = own_outputs(self._gpu, empty.handle, output)
+        return CudaCapturedGraph(self._gpu, empty.graph, inputs, output, owned, receipt)
 
-    def _blank(self, generators: tuple[torch.Generator, ...]) -> EmptyGraph:
-        """An empty graph for the pool's handle while a graph holds it, for a new one otherwise.
+    def _empty_graph(self, generators: tuple[torch.Generator, ...]) -> EmptyGraph:
+        """An empty graph; with a new handle if no open graph holds the old one.
 
-        Torch frees a pool with its last graph and asserts (``use_count > 0``) when the handle is used again.
+        Torch frees a pool with its last graph, and fails an assertion (``use_count > 0``) if its handle is used again.
         """
         cuda, is_shared = self._gpu.cuda, self._handle is not None and any(graph.is_open for graph in self._graphs)
         if not is_shared:
             self._handle = cuda.graph_pool_handle()
-        # Only a kept graph shows its nodes; torch keeps graphs since 2.8.
+        # Torch shows only the nodes of a kept graph, since 2.8.
         keeps = self._node_source is not None and hasattr(cuda.CUDAGraph, "raw_cuda_graph")
         graph = cuda.CUDAGraph(keep_graph=True) if keeps else cuda.CUDAGraph()
         return EmptyGraph(graph=graph, handle=self._handle, is_shared=is_shared, keeps=keeps, generators=generators)
@@ -211,3 +154,58 @@ def _check_devices(args: tuple[Any, ...], kwargs: Mapping[str, Any], device: str
                 f"{name}: a graph on {device} takes tensors on {device}; this one is {describe(leaf)}\n"
                 f"move it with .to({device!r}) before the call, or pass a plain number"
             )
+
+
+def own_outputs(gpu: Gpu, handle: Any, output: Any) -> list[torch.Tensor]:
+    """The output tensors whose memory belongs to the pool ``handle``, each memory range once.
+
+    Inputs, parameters and other tensors from outside are left out, since they must never be poisoned. The allocator
+    knows where each tensor lies. An allocator that does not tell (``cudaMallocAsync``, a user's own) gives no tensors.
+    """
+    ranges = _ranges(_segments(gpu), handle)
+    seen: set[tuple[int, torch.Size, tuple[int, ...]]] = set()
+    owned = []
+    for tensor in tensors_in(output):
+        if not _is_strided(tensor):
+            continue
+        key = (tensor.data_ptr(), tensor.shape, tensor.stride())
+        if tensor.numel() and key not in seen and any(low <= key[0] < high for low, high in ranges):
+            seen.add(key)
+            owned.append(tensor)
+    return owned
+
+
+def _is_strided(tensor: torch.Tensor) -> bool:
+    # A sparse or nested tensor has no single memory range, a wrapper subclass none at all.
+    return tensor.layout is torch.strided and not tensor.is_nested and not is_traceable_wrapper_subclass(tensor)
+
+
+def pool_bytes(gpu: Gpu, handle: Any) -> int | None:
+    """The bytes that the pool ``handle`` holds; None where the allocator does not tell."""
+    segments = _segments(gpu)
+    return None if segments is None else sum(high - low for low, high in _ranges(segments, handle))
+
+
+def reserved_bytes(gpu: Gpu) -> int | None:
+    """The bytes that the allocator holds; None where it keeps no statistics."""
+    try:
+        return int(gpu.cuda.memory_reserved(gpu.index))
+    except RuntimeError:
+        return None
+
+
+def _segments(gpu: Gpu) -> Sequence[Mapping[str, Any]] | None:
+    """The memory of torch's own allocator; None for another allocator, which raises here."""
+    try:
+        segments: Sequence[Mapping[str, Any]] = gpu.cuda.memory_snapshot()
+    except RuntimeError:
+        return None
+    return segments
+
+
+def _ranges(segments: Sequence[Mapping[str, Any]] | None, handle: Any) -> list[tuple[int, int]]:
+    return [
+        (segment["address"], segment["address"] + segment["total_size"])
+        for segment in segments or ()
+        if tuple(segment.get("segment_pool_id", ())) == tuple(handle)
+    ]
