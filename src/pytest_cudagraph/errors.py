@@ -145,6 +145,18 @@ class FineGateWarning(UserWarning):
     """A test asks for a gate that is finer than the noise of this machine."""
 
 
+def first_line(exc: BaseException) -> str:
+    """Name and first line of the exception inside PyTorch's wrappers: ``RuntimeError: no compiler found``."""
+    inner = exc
+    while isinstance(getattr(inner, "inner_exception", None), BaseException):
+        inner = inner.inner_exception  # type: ignore[attr-defined]
+    lines = [line.strip() for line in str(inner).splitlines() if line.strip()]
+    name = type(inner).__name__
+    if not lines:
+        return name
+    return lines[0] if lines[0].startswith(name) else f"{name}: {lines[0]}"
+
+
 for _public in (
     CudagraphError, InputError, DeviceUnavailable, BaselineError, RevisionError,
     CaptureRefusal, CompileTimeout, DeadTensorError,

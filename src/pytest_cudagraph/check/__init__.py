@@ -1,4 +1,4 @@
-"""Does replay compute what eager computes: outputs and state, on new inputs, in shuffled order."""
+"""The check stage: replay every graph on new inputs and compare outputs and state with eager."""
 
 from pytest_cudagraph.check.replay_check import check_replays
 

@@ -1,4 +1,4 @@
-"""Two tensors, in the words of the check: the same bits, close enough, or different, where and by how much."""
+"""Compare two tensors: equal, close enough, or different, where and by how much."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ import torch
 
 from pytest_cudagraph.pytree import kind_of, same_bits
 
-# The table of torch.testing.assert_close, (rtol, atol); every other dtype is compared exactly.
+Words = tuple[str, tuple[str, ...]]
+"""The message of a difference, and its evidence."""
+
+# (rtol, atol) of torch.testing.assert_close. Every other dtype is compared exactly.
 _DTYPE_TOLERANCES: dict[torch.dtype, tuple[float, float]] = {
     torch.float16: (1e-3, 1e-5),
     torch.bfloat16: (1.6e-2, 1e-5),
@@ -24,9 +27,9 @@ _DTYPE_TOLERANCES: dict[torch.dtype, tuple[float, float]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tolerance:
-    """What ``assert_close`` may forgive; None stands for the default of the dtype.
+    """The difference that ``assert_close`` allows. None is the default of the dtype.
 
-    Whole numbers and booleans are compared exactly, whatever is given: a token id is not close to another one.
+    Integers and booleans are always compared exactly: one token id is not close to another one.
     """
 
     rtol: float | None = None
@@ -40,39 +43,27 @@ class Tolerance:
         return rtol if self.rtol is None else self.rtol, atol if self.atol is None else self.atol
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TensorDifference:
-    """One place where two answers differ."""
-
-    where: str
-    message: str
-    evidence: tuple[str, ...] = ()
-    finding_id: str | None = None
-    assigned: tuple[str, ...] = ()
-    """State and Python values that eager assigns, by name."""
-
-
 def has_nan(tensor: torch.Tensor) -> bool:
-    """Whether any element is NaN; never for whole numbers and booleans."""
+    """Whether any element is NaN. Integers and booleans never are."""
     return _is_inexact(tensor.dtype) and bool(torch.isnan(_dense(tensor)).any())
 
 
 def spread(first: torch.Tensor, second: torch.Tensor) -> float:
-    """The largest absolute difference of two tensors; infinite where no number can tell (shape, NaN, infinities)."""
+    """The largest absolute difference of two tensors. Infinite if shapes, NaN or infinities differ."""
     if same_bits(first, second):
         return 0.0
     if kind_of(first) != kind_of(second) or first.shape != second.shape:
         return math.inf
     largest = float(_gaps(_dense(first), _dense(second)).max())
-    # Beyond 2**53 two whole numbers may lie closer together than double precision can tell.
+    # Beyond 2**53, double precision may round two different integers to the same number.
     return largest if _is_inexact(first.dtype) else max(largest, 1.0)
 
 
 def rounding_limit(tensor: torch.Tensor, tolerance: Tolerance) -> float:
     """The largest difference between two runs of eager that rounding may explain.
 
-    Sums taken in another order differ in the last digits; half of the dtype's digits (the square root of its
-    epsilon, of the largest magnitude) is where another cause begins. Whole numbers have no such digits: 0.
+    Sums in another order differ in the last digits. A difference in more than half of the dtype's digits has another
+    cause. The limit is ``atol + max(rtol, sqrt(eps)) * largest magnitude``, and 0 for integers.
     """
     if not _is_inexact(tensor.dtype) or not tensor.numel():
         return 0.0
@@ -81,31 +72,24 @@ def rounding_limit(tensor: torch.Tensor, tolerance: Tolerance) -> float:
     return atol + max(rtol, math.sqrt(torch.finfo(tensor.dtype).eps)) * float(magnitudes.max())
 
 
-def compare(
-    where: str,
-    eager: torch.Tensor,
-    replay: torch.Tensor,
-    tolerance: Tolerance,
-    noise: float = 0.0,
-) -> TensorDifference | None:
-    """Judge ``replay`` by ``torch.testing.assert_close``; ``noise`` is how far eager differs from itself.
+def compare(eager: torch.Tensor, replay: torch.Tensor, tolerance: Tolerance, noise: float = 0.0) -> Words | None:
+    """Compare with ``torch.testing.assert_close``, NaN equal to NaN. None if the tensors are close.
 
-    NaN equals NaN. Where eager itself is not repeatable, twice its own difference is allowed on top.
+    ``noise`` is the largest difference between two eager runs. Twice this difference is allowed in addition.
     """
     unlike = _unlike(eager, replay)
     if unlike is not None:
-        return TensorDifference(where=where, message=f"replay gives {unlike[1]} where eager gives {unlike[0]}")
+        return f"replay gives {unlike[1]} where eager gives {unlike[0]}", ()
     rtol, atol = tolerance.of(eager.dtype)
     atol += 2 * noise
     expected, found = _dense(eager), _dense(replay)
     if _is_close(found, expected, rtol, atol):
         return None
-    return _largest_difference(where, expected, found, (rtol, atol))
+    return _largest_difference(expected, found, (rtol, atol))
 
 
 def _is_close(found: torch.Tensor, expected: torch.Tensor, rtol: float, atol: float) -> bool:
-    # Equal values need no tolerance; and the first assert_close of a process imports torch's distributed tensors,
-    # which takes most of a second.
+    # Equal values need no assert_close, whose first call imports torch's distributed tensors for almost a second.
     if torch.equal(found, expected) or same_bits(found, expected):
         return True
     try:
@@ -116,7 +100,7 @@ def _is_close(found: torch.Tensor, expected: torch.Tensor, rtol: float, atol: fl
 
 
 def furthest(first: torch.Tensor, second: torch.Tensor) -> tuple[str, str]:
-    """In words: the two values that lie furthest apart, the second with its index; or what else is unlike."""
+    """The two values that differ most, as text, the second with its index. Or the dtypes, devices or shapes."""
     unlike = _unlike(first, second)
     if unlike is not None:
         return unlike
@@ -124,17 +108,15 @@ def furthest(first: torch.Tensor, second: torch.Tensor) -> tuple[str, str]:
     return _number(one), f"{_number(other)}{place}"
 
 
-def _largest_difference(
-    where: str, eager: torch.Tensor, replay: torch.Tensor, tolerances: tuple[float, float]
-) -> TensorDifference:
+def _largest_difference(eager: torch.Tensor, replay: torch.Tensor, tolerances: tuple[float, float]) -> Words:
     wrong = ~torch.isclose(replay, eager, rtol=tolerances[0], atol=tolerances[1], equal_nan=True)
     expected, found, place = _extremes(eager, replay, torch.where(wrong, _gaps(eager, replay), -1.0))
     values = f"eager {_number(expected)}, replay {_number(found)}{place}"
     count = f"differing elements: {int(wrong.sum())} of {eager.numel()}"
     message = _distance(expected, found, place, tolerances)
     if message is None:
-        return TensorDifference(where=where, message=values, evidence=(count,))
-    return TensorDifference(where=where, message=message, evidence=(values, count))
+        return values, (count,)
+    return message, (values, count)
 
 
 def _extremes(first: torch.Tensor, second: torch.Tensor, gaps: torch.Tensor) -> tuple[complex, complex, str]:
@@ -146,7 +128,7 @@ def _extremes(first: torch.Tensor, second: torch.Tensor, gaps: torch.Tensor) -> 
 
 
 def _distance(expected: complex, found: complex, place: str, tolerances: tuple[float, float]) -> str | None:
-    """How far off, and how far is allowed; None for NaN, infinities and booleans, which have no distance."""
+    """The difference, and how much is allowed. None for NaN, infinities and booleans."""
     if isinstance(expected, bool) or not (cmath.isfinite(expected) and cmath.isfinite(found)):
         return None
     rtol, atol = tolerances
@@ -156,17 +138,17 @@ def _distance(expected: complex, found: complex, place: str, tolerances: tuple[f
 
 
 def _short(value: float) -> str:
-    """Three digits of a distance; all of a whole number."""
+    """Three digits of a float, all digits of an integer."""
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 def _number(value: complex) -> str:
-    """Six digits of a real number, whole numbers and booleans as they are."""
+    """Six digits of a float. Integers and booleans as they are."""
     return f"{value:.6g}" if isinstance(value, float | complex) else str(value)
 
 
 def _gaps(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-    """Absolute differences in double precision; infinite where exactly one side is NaN or another infinity."""
+    """Absolute differences in double precision. Infinite if only one side is NaN, or infinities differ."""
     wide = torch.complex128 if first.dtype.is_complex else torch.float64
     gaps = (first.to(wide) - second.to(wide)).abs()
     gaps = torch.where(gaps.isnan(), math.inf, gaps)
@@ -175,7 +157,7 @@ def _gaps(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
 
 
 def _unlike(eager: torch.Tensor, replay: torch.Tensor) -> tuple[str, str] | None:
-    """In which property that ``assert_close`` asks for two tensors are of another kind, in words."""
+    """The first of dtype, device, layout and shape that differs, as text for each side."""
     for noun in ("dtype", "device", "layout"):
         first, second = getattr(eager, noun), getattr(replay, noun)
         if first != second:
@@ -196,5 +178,5 @@ def _dense(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.dequantize()
     if tensor.layout is not torch.strided:
         tensor = tensor.to_dense()
-    # The eight-bit floats know how to be converted and little else.
+    # Eight-bit floats support conversion and little else.
     return tensor.float() if tensor.dtype.is_floating_point and tensor.itemsize == 1 else tensor

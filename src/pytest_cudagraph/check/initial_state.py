@@ -1,9 +1,9 @@
-"""The common start of eager and replay: the same state, the same inputs, the same seed, and what each made of them."""
+"""Run eager and replay from the same state, inputs and seed, and record what each call did."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,108 +11,122 @@ import torch
 from torch import nn
 
 from pytest_cudagraph import inputs, pytree, state
+from pytest_cudagraph.check.compare import has_nan
 from pytest_cudagraph.errors import CudagraphError
 from pytest_cudagraph.inputs import Example
-from pytest_cudagraph.inputs.example import opaque_arguments
+from pytest_cudagraph.inputs.example import is_opaque, opaque_arguments
 from pytest_cudagraph.protocols import Backend, CapturedGraph, Model
 from pytest_cudagraph.state import Changes, Snapshot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallResult:
-    """What one call gave and did. Tensors are copies, but for ``held``."""
+    """What one call returned and changed. Tensors are copies, except in ``held``."""
 
     structure: pytree.Structure
     outputs: Mapping[str, Any]
-    """Every leaf by its place: ``output['logits']``, or ``output`` for a lone tensor."""
+    """Every leaf by its place: ``output['logits']``, or ``output`` for a single tensor."""
     held: Mapping[str, Any]
-    """The same leaves as they were returned; those of a replay lie in the graph's own buffers."""
+    """The same leaves as returned. Those of a replay are the graph's own buffers."""
     state: Mapping[str, torch.Tensor | None]
-    """The tensors of the state that are not as before (``buffer 'steps'``); None for one that is gone."""
+    """The tensors of the state that changed, by name (``buffer 'steps'``). None if it is gone."""
     rebound: frozenset[str]
-    """The state that lies elsewhere than before, or that was not there before."""
+    """State that is new, or that has another address than before."""
     python: tuple[str, ...]
-    """Plain values of the model that are not as before: ``steps: 3 -> 4``."""
+    """Plain values of the model that changed: ``steps: 3 -> 4``."""
     inputs: tuple[str, ...]
     """Arguments that the call changed in place."""
     random: bool
     """Whether the call drew random numbers."""
     generators: Any
-    """Where the call left the random generators."""
-    assigned: tuple[str, ...] = ()
-    """What is rebound, and the Python values, by the names that the model has for them."""
+    """The state of the random generators after the call."""
+    assigned: tuple[str, ...]
+    """Rebound state and changed Python values, by their names in the model."""
+
+    @property
+    def tensor_count(self) -> int:
+        """How many outputs are tensors."""
+        return sum(isinstance(leaf, torch.Tensor) for leaf in self.outputs.values())
+
+    @property
+    def nan_places(self) -> tuple[str, ...]:
+        """The outputs that hold NaN."""
+        outputs = self.outputs.items()
+        return tuple(where for where, leaf in outputs if isinstance(leaf, torch.Tensor) and has_nan(leaf))
+
+    @property
+    def opaque_places(self) -> tuple[str, ...]:
+        """The outputs that are objects, with their class: ``output['cache'] (StaticCache)``."""
+        return tuple(f"{where} ({type(leaf).__name__})" for where, leaf in self.outputs.items() if is_opaque(leaf))
 
 
 class InitialState:
-    """The state before the check: every call begins there. A context manager: leaving it brings everything back."""
+    """The state before the check. Every call starts from it. As a context manager, it restores the state on exit."""
 
     def __init__(self, model: Model, examples: Iterable[Example], backend: Backend) -> None:
-        self._model, self._backend = model, backend
+        self._backend = backend
         self._snapshot = Snapshot.take(model, extras=opaque_arguments(examples))
         self._rng = backend.rng_state()
         self._live = self._snapshot.live()
         self._nouns = _nouns(model, self._live)
         self.tensors = {self._noun(name): tensor for name, tensor in self._snapshot.tensors().items()}
-        """The state itself; not to be written to."""
-        self.traps = backend.kind == "cuda"
-        """Whether an operation on values that it cannot take may end the device's work for the whole process."""
+        """The saved state. Do not write to it."""
+        self.may_trap = backend.kind == "cuda"
+        """Whether an invalid value, such as an index out of range, can end the device's work for the whole process."""
         self.not_seen = tuple(f"state {name!r}" for name in self._snapshot.not_seen)
-        """State that can be neither compared nor brought back."""
+        """State that can be neither compared nor restored."""
 
-    def answer(
-        self, call: Model, example: Example, seed: int, *, change: Callable[[], None] | None = None
-    ) -> CallResult:
-        """Call from this state on a copy of ``example``, with the generators seeded.
+    def run(self, call: Model, example: Example, seed: int, *, change: Callable[[], None] | None = None) -> CallResult:
+        """Restore the state, seed the generators, and call on a copy of ``example``.
 
-        ``change`` changes the state before the call; what the call does to it is then not recorded.
+        ``change`` changes the state before the call. The result then records no state.
         """
         self._snapshot.restore()
         if change is not None:
             with self._backend.running():
                 change()
-        self._seed(seed)
+        _seed_generators(seed, self._backend.kind)
         seeded = self._backend.rng_state()
         given = inputs.clone(example)
         with self._backend.running():
             output = call(*given.args, **given.kwargs)
         self._backend.synchronize()
         generators = self._backend.rng_state()
-        found, structure = pytree.flatten(output)
-        held = {f"output{path}": leaf for path, leaf in zip(pytree.paths(structure), found, strict=True)}
-        done = self._done() if change is None else _NOTHING_DONE
+        leaves, structure = pytree.flatten(output)
+        held = {f"output{path}": leaf for path, leaf in zip(pytree.paths(structure), leaves, strict=True)}
+        changes = self._snapshot.changes() if change is None else Changes()
+        rebound, python = (*changes.rebound, *changes.added), (*changes.python, *changes.training)
         return CallResult(
             structure=structure,
             outputs={where: _copy(leaf) for where, leaf in held.items()},
             held=held,
-            state=done.state,
-            rebound=done.rebound,
-            python=done.python,
-            assigned=done.assigned,
+            state=self._copied((*changes.written, *rebound, *changes.removed)),
+            rebound=frozenset(self._noun(name) for name in rebound),
+            python=python,
+            assigned=(*sorted(rebound), *(value.partition(": ")[0] for value in python)),
             inputs=inputs.changed_tensors(example, given),
             random=not pytree.has_same_tensors(generators, seeded),
             generators=generators,
         )
 
-    def _seed(self, seed: int) -> None:
-        # Not torch.manual_seed: for each kind of device that is not there it formats a traceback, milliseconds a call.
-        torch.default_generator.manual_seed(seed)
-        if self._backend.kind == "cuda":
-            torch.cuda.manual_seed_all(seed)
+    def _copied(self, names: tuple[str, ...]) -> dict[str, torch.Tensor | None]:
+        now = self._snapshot.live() if names else {}
+        return {self._noun(name): _copy(now.get(name)) for name in names}
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """The floating parameters, themselves, which a change in place can be tried on; buffers where none is there."""
+        """The live floating parameters that can be changed in place. Buffers if there are no such parameters."""
         found = {name: tensor for name, tensor in self._live.items() if _can_change(tensor)}
         parameters = {name: tensor for name, tensor in found.items() if isinstance(tensor, nn.Parameter)}
         return {self._noun(name): tensor for name, tensor in (parameters or found).items()}
 
     def poison(self, graph: CapturedGraph) -> None:
-        """Make the outputs of earlier replays unreadable."""
+        """Overwrite the outputs of earlier replays."""
         with self._backend.running():
             graph.poison()
         self._backend.synchronize()
 
     def moved_since(self, captured_at: Mapping[str, int]) -> tuple[str, ...]:
-        """The state that lies at another address than it did, in words."""
+        """The state that has another address than in ``captured_at``."""
         now = {name: tensor.data_ptr() for name, tensor in self._snapshot.live().items()}
         moved = (name for name, address in captured_at.items() if now.get(name, address) != address)
         return tuple(sorted(self._noun(name) for name in moved))
@@ -121,70 +135,46 @@ class InitialState:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        """Raise :class:`CudagraphError` naming what cannot be brought back."""
-        if error is None:
-            self._leave()
-            return
-        # A device that has failed cannot be written to either; the first error is the one to tell.
-        with suppress(RuntimeError, CudagraphError):
-            self._leave()
+        """Restore the state. Raises :class:`CudagraphError` naming what cannot be restored."""
+        # After an error the device may refuse the restore too. The first error is the one to report.
+        with suppress(RuntimeError, CudagraphError) if error else nullcontext():
+            self._restore()
 
-    def _leave(self) -> None:
+    def _restore(self) -> None:
         self._snapshot.restore()
         self._backend.set_rng_state(self._rng)
-        left = _all_names(self._snapshot.changes())
+        left = [*self._snapshot.changes().names]
         if not pytree.has_same_tensors(self._backend.rng_state(), self._rng):
             left.append("the random generators")
         if left:
-            raise CudagraphError(f"the check could not bring the model back to its state before: {', '.join(left)}")
+            raise CudagraphError(f"the check could not restore the state of the model: {', '.join(left)}")
 
     def _noun(self, name: str) -> str:
         return self._nouns.get(name, f"state {name!r}")
 
-    def _done(self) -> _Done:
-        changes, now = self._snapshot.changes(), self._snapshot.live()
-        rebound, python = (*changes.rebound, *changes.added), (*changes.python, *changes.training)
-        return _Done(
-            state={self._noun(name): _copy(now.get(name)) for name in (*changes.written, *rebound, *changes.removed)},
-            rebound=frozenset(self._noun(name) for name in rebound),
-            python=python,
-            assigned=(*sorted(rebound), *(value.partition(": ")[0] for value in python)),
-        )
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Done:
-    """What a call did to the state; the fields are those of :class:`CallResult`."""
-
-    state: Mapping[str, torch.Tensor | None]
-    rebound: frozenset[str]
-    python: tuple[str, ...]
-    assigned: tuple[str, ...] = ()
-
-
-_NOTHING_DONE = _Done(state={}, rebound=frozenset(), python=())
+def _seed_generators(seed: int, kind: str) -> None:
+    # torch.manual_seed formats a traceback for each kind of device that is missing, which takes milliseconds.
+    torch.default_generator.manual_seed(seed)
+    if kind == "cuda":
+        torch.cuda.manual_seed_all(seed)
 
 
 def _can_change(tensor: torch.Tensor) -> bool:
     is_floating = tensor.is_floating_point() or tensor.is_complex()
-    # The eight-bit floats know little arithmetic; torch writes to no expanded tensor, and meta holds nothing.
+    # Eight-bit floats lack arithmetic, torch cannot write to expanded tensors, and meta tensors hold no values.
     is_expanded = any(step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True))
     return is_floating and tensor.itemsize > 1 and tensor.numel() > 0 and not is_expanded and not tensor.is_meta
 
 
 def _nouns(model: Model, live: Mapping[str, torch.Tensor]) -> dict[str, str]:
-    """What a reader calls each piece of state: ``parameter 'weight'``, ``buffer 'steps'``, ``state 'cache[0]'``."""
+    """The name of each state tensor in messages: ``parameter 'weight'``, ``buffer 'steps'``, ``state 'cache[0]'``."""
     buffers = {id(buffer) for module in state.modules_of(model) for buffer in module.buffers()}
     nouns: dict[str, str] = {}
     for name, tensor in live.items():
         kind = "parameter" if isinstance(tensor, nn.Parameter) else "buffer" if id(tensor) in buffers else "state"
         nouns[name] = f"{kind} {name!r}"
     return nouns
-
-
-def _all_names(changes: Changes) -> list[str]:
-    tensors = (*changes.written, *changes.rebound, *changes.added, *changes.removed)
-    return [*tensors, *changes.python, *changes.training]
 
 
 def _copy(leaf: Any) -> Any:

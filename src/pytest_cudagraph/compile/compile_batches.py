@@ -12,22 +12,10 @@ from pytest_cudagraph.compile.aot import AotCompiler
 from pytest_cudagraph.compile.cache import PackageCache
 from pytest_cudagraph.compile.inductor import RegionCompiler, compile_lazily, patient, settle
 from pytest_cudagraph.compile.time_limit import Deadline, stopped_at
-from pytest_cudagraph.errors import CompileTimeout, CudagraphError, InputError
+from pytest_cudagraph.errors import CompileTimeout, CudagraphError, InputError, first_line
 from pytest_cudagraph.inputs import Example, clone
 from pytest_cudagraph.protocols import Backend, CompiledRegion, Model
 from pytest_cudagraph.values import CompileMode
-
-
-def first_line(exc: BaseException) -> str:
-    """``RuntimeError: no compiler found``: the exception inside PyTorch's own wrappings, and its first line."""
-    inner = exc
-    while isinstance(getattr(inner, "inner_exception", None), BaseException):
-        inner = inner.inner_exception  # type: ignore[attr-defined]
-    lines = [line.strip() for line in str(inner).splitlines() if line.strip()]
-    name = type(inner).__name__
-    if not lines:
-        return name
-    return lines[0] if lines[0].startswith(name) else f"{name}: {lines[0]}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

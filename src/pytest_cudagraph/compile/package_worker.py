@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from pytest_cudagraph.compile import packages
-from pytest_cudagraph.compile.compile_batches import first_line
+from pytest_cudagraph.errors import first_line
 
 
 def main(folder: Path) -> int:

@@ -14,9 +14,9 @@ from pytest_cudagraph import inputs, pytree
 from pytest_cudagraph.backends import open_backend
 from pytest_cudagraph.backends.capture_mode import autocast_dtype
 from pytest_cudagraph.compile import Compiled, compile_model
-from pytest_cudagraph.compile.compile_batches import first_line
 from pytest_cudagraph.compile.inductor import patient
 from pytest_cudagraph.device import choose
+from pytest_cudagraph.errors import first_line
 from pytest_cudagraph.inputs import Example
 from pytest_cudagraph.inputs.example import opaque_arguments
 from pytest_cudagraph.protocols import Backend, Model

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 
 from pytest_cudagraph.check import check_replays
-from pytest_cudagraph.compile.compile_batches import first_line
-from pytest_cudagraph.errors import CaptureRefusal, InputError
+from pytest_cudagraph.errors import CaptureRefusal, InputError, first_line
 from pytest_cudagraph.inputs import Example
 from pytest_cudagraph.inputs.example import opaque_arguments
 from pytest_cudagraph.protocols import Backend, CapturedGraph, GraphPool, Model

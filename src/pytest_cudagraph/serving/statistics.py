@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Literal
 
-from pytest_cudagraph.compile.compile_batches import first_line
-from pytest_cudagraph.errors import CudagraphError
+from pytest_cudagraph.errors import CudagraphError, first_line
 from pytest_cudagraph.units import bytes_text, plural, seconds_text
 from pytest_cudagraph.values import CompileMode
 

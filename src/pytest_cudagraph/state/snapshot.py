@@ -32,8 +32,13 @@ class Changes:
     training: tuple[str, ...] = ()
     """Modules whose training flag differs: ``encoder.dropout: False -> True``."""
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Everything that differs."""
+        return (*self.written, *self.rebound, *self.added, *self.removed, *self.python, *self.training)
+
     def __bool__(self) -> bool:
-        return any((self.written, self.rebound, self.added, self.removed, self.python, self.training))
+        return bool(self.names)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -95,7 +95,7 @@ def test_it_is_noted_where_eager_takes_none_of_them():
     found = check_one(model, FakeGraph(double))
     assert found.adversaries == ()
     assert found.notes == (
-        f"eager takes none of the adversarial inputs ({', '.join(ALL)}): ordinary ones only were tried",
+        f"eager takes none of the adversarial inputs ({', '.join(ALL)}): only ordinary ones were tried",
     )
 
 

@@ -165,8 +165,8 @@ def test_noise_of_eager_itself_is_not_held_against_the_graph():
     assert not found.eager_repeatable
     assert not found.bit_exact
     assert found.notes == (
-        "eager is not repeatable: two runs from the same state, inputs and seed differ, most in output; "
-        "twice the difference was allowed",
+        "eager is not repeatable: two runs from the same state, inputs and seed differ, most in output "
+        "(twice this difference was allowed)",
     )
 
 
@@ -175,7 +175,7 @@ def test_nan_equals_nan_and_is_noted():
 
     found = check_one(model, FakeGraph(model))
     assert isinstance(found, Agreement)
-    assert found.notes == ("eager itself gives NaN in output; NaN counts as equal to NaN",)
+    assert found.notes == ("eager itself gives NaN in output (NaN counts as equal to NaN)",)
 
 
 @dataclass
@@ -272,7 +272,7 @@ def test_an_argument_changed_in_place_is_noted():
 
     example = example_of(torch.randn(2, 3), mask=torch.ones(2, 3))
     assert check_one(model, FakeGraph(model), example).notes == (
-        "eager changes its argument args[0] in place; replay changes the graph's copy of it",
+        "eager changes its argument args[0] in place, replay changes the graph's copy of it",
     )
     assert not torch.equal(example.args[0], example.args[0] + 1)
 
@@ -300,7 +300,7 @@ def test_progress_is_told_per_trial():
         "check batch 2",
         "check batch 2",
         "check batch 2: adversarial inputs, changed parameters",
-        "check batch 2: earlier answers",
+        "check batch 2: earlier calls",
     ]
 
 
@@ -366,7 +366,7 @@ def test_a_replay_on_the_inputs_of_capture_is_a_stale_input(golden):
 def test_a_replay_that_lags_one_call_behind_is_a_stale_input():
     x = torch.randn(2, 3)
     found = check_one(double, AnswersPrevious(double, (x,)), example_of(x))
-    assert found.message == "stale input: replay gives eager's answer to the inputs of capture"
+    assert found.message == "stale input: replay returns eager's result for the inputs of capture"
 
 
 def test_a_replay_on_the_previous_inputs_is_told_from_one_on_those_of_capture():
@@ -378,7 +378,7 @@ def test_a_replay_on_the_previous_inputs_is_told_from_one_on_those_of_capture():
             return double(x if self.replays == 1 else previous[0])
 
     found = check_one(double, LateStale(double, (x,)), example_of(x))
-    assert found.message == "stale input: replay gives eager's answer to the previous inputs"
+    assert found.message == "stale input: replay returns eager's result for the previous inputs"
 
 
 class Scaled(nn.Module):
@@ -431,7 +431,7 @@ def test_python_values_that_no_output_shows_are_noted():
 
     model = Logs()
     found = check_one(model, FakeGraph(double))
-    assert found.notes == ("eager changes Python values of the model, which replay leaves as they are",)
+    assert found.notes == ("eager changes Python values of the model, replay does not",)
     assert model.calls == 0
 
 
@@ -465,7 +465,7 @@ def test_a_forgotten_buffer_is_named(golden):
 def test_eager_that_returns_two_structures_is_told():
     answers = iter([{"a": torch.ones(2)}, {"b": torch.ones(2)}])
     found = check_one(lambda x: next(answers), FakeGraph(double))
-    assert found.message.startswith("eager gives two answers")
+    assert found.message.startswith("two eager runs ")
     assert found.evidence[0] == "eager gives output['a'], then output['b']"
 
 
@@ -477,7 +477,7 @@ def test_eager_that_returns_two_plain_values_is_told():
 
 def test_noise_of_more_than_half_the_digits_is_no_rounding():
     model = Trembling(1e-2)
-    assert check_one(model, FakeGraph(model)).message.startswith("eager gives two answers")
+    assert check_one(model, FakeGraph(model)).message.startswith("two eager runs ")
 
 
 def test_an_overwritten_parameter_is_named(golden):
@@ -520,7 +520,7 @@ def test_an_output_that_differs_beside_rebound_state_names_it():
 
     found = check_one(Grows(), FakeGraph(double))
     assert found.where == "output"
-    assert found.evidence[-1] == "eager puts a new tensor there, where replay keeps the old one: state 'total'"
+    assert found.evidence[-1] == "eager puts a new tensor there, replay keeps the old one: state 'total'"
     assert found.finding_id == "rebinds-state"
 
 
@@ -531,7 +531,7 @@ def test_weights_that_moved_since_capture_are_named():
     graph = FakeGraph(lambda x: nn.functional.linear(x, *old))
     model.weight.data = model.weight.data * 2
     found = check_one(model, graph, captured_at=captured_at)
-    assert found.evidence[-1] == "at another address than at capture, where replay still reads: parameter 'weight'"
+    assert found.evidence[-1] == "moved since capture, replay still reads the old address: parameter 'weight'"
     assert found.finding_id == "rebinds-state"
 
 
@@ -655,5 +655,5 @@ def test_state_that_cannot_be_brought_back_is_named():
             pass
 
     model = linear()
-    with pytest.raises(CudagraphError, match=r"could not bring the model back .*: the random generators"):
+    with pytest.raises(CudagraphError, match=r"could not restore the state of the model: the random generators"):
         check_one(model, FakeGraph(model), backend=Forgetful())

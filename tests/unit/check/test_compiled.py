@@ -17,8 +17,8 @@ from pytest_cudagraph.values import Agreement
 SIZES = (1, 4)
 
 OWN_WEIGHTS = (
-    "the compiled code holds weights of its own (a package, or frozen weights): an in-place change of the eager "
-    "model's parameters is not seen"
+    "the compiled code holds weights of its own (a package, or frozen weights): it does not see an in-place change of "
+    "the eager model's parameters"
 )
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]

@@ -7,15 +7,15 @@ import torch
 from tests.unit.check.fakes import AnswersCapture, FakeBackend, FakeGraph
 from torch import nn
 
-from pytest_cudagraph.check import check_replays, initial_state
+from pytest_cudagraph.check import check_replays
 from pytest_cudagraph.inputs import Example
 from pytest_cudagraph.values import Agreement, Disagreement
 
-FOLLOWS_NOT = "replay does not follow a parameter that is changed in place, as eager does"
+FOLLOWS_NOT = "eager follows an in-place change of a parameter, replay does not"
 
 OWN_WEIGHTS = (
-    "the compiled code holds weights of its own (a package, or frozen weights): an in-place change of the eager "
-    "model's parameters is not seen"
+    "the compiled code holds weights of its own (a package, or frozen weights): it does not see an in-place change of "
+    "the eager model's parameters"
 )
 
 
@@ -76,12 +76,25 @@ def test_an_answer_that_changes_after_a_siblings_replays_is_caught(golden):
     )
 
 
-def test_a_copy_that_a_later_replay_writes_to_is_caught(monkeypatch):
-    monkeypatch.setattr(initial_state, "_copy", lambda leaf: leaf)  # as if a graph's buffers had become somebody's copy
+class NoCopy(torch.Tensor):
+    """Its clone is the tensor itself, as if a later replay wrote to the memory of the copy."""
+
+    def detach(self):
+        return self
+
+    def clone(self):
+        return self
+
+
+def test_a_copy_that_a_later_replay_writes_to_is_caught():
+    class Overwrites(FakeGraph):
+        def written(self, output):
+            return super().written(output).as_subclass(NoCopy)
+
     model = linear()
-    found = check_one(model, FakeGraph(model))
+    found = check_one(model, Overwrites(model))
     assert found.message == (
-        "a copy of an earlier answer holds other values now: a later replay wrote to memory not its own"
+        "a copy of an earlier result has changed: a later replay wrote to memory outside its graph"
     )
 
 
@@ -226,8 +239,8 @@ def test_a_replay_that_leaves_the_generators_elsewhere_is_caught():
     assert found == Disagreement(
         batch_size=2,
         where="the random generators",
-        message="they stand elsewhere after a replay than after eager",
-        evidence=("eager draws nothing, replay draws",),
+        message="their state after a replay differs from their state after eager",
+        evidence=("eager draws none, replay draws random numbers",),
         finding_id="rng",
     )
 
@@ -238,7 +251,9 @@ def test_compiled_code_that_draws_in_its_own_way_is_noted():
         return x * 2
 
     found = check_one(model, FakeGraph(lambda x: x * 2, opaque_regions=1))
-    assert found.notes == ("compiled code leaves the random generators elsewhere than eager: later numbers differ",)
+    assert found.notes == (
+        "compiled code leaves the random generators in another state than eager: later numbers differ",
+    )
 
 
 # --- rows beside other rows ---
@@ -247,8 +262,8 @@ def test_compiled_code_that_draws_in_its_own_way_is_noted():
 def rows_note(where, found):
     (note,) = found.notes
     return note.startswith(f"rows are not independent: {where} differs by ") and note.endswith(
-        " in a graph of batch 4, beside other rows; "
-        "padding would change answers (GraphRunner runs such batches eagerly)"
+        " in a graph of batch 4, beside other rows. "
+        "Padding would change results (GraphRunner runs such batches eagerly)"
     )
 
 
@@ -287,7 +302,7 @@ def test_independent_rows_and_random_ones_are_not_noted(model):
 def test_a_stale_token_is_caught_although_no_range_is_known_of_it():
     table, token = nn.Embedding(10, 4), torch.tensor([[5], [5]])
     found = check_one(table, AnswersCapture(table, (token,)), token)
-    assert found.message == "stale input: replay gives eager's answer to the previous inputs"
+    assert found.message == "stale input: replay returns eager's result for the previous inputs"
 
 
 def test_a_number_that_eager_does_not_take_is_not_tried():

@@ -14,9 +14,8 @@ import pytest
 import torch
 
 from pytest_cudagraph.compile import packages
-from pytest_cudagraph.compile.compile_batches import first_line
 from pytest_cudagraph.compile.packages import BuildOptions, build, run_child
-from pytest_cudagraph.errors import CudagraphError
+from pytest_cudagraph.errors import CudagraphError, first_line
 
 FAMILY = """
 import subprocess, sys

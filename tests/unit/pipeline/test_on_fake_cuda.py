@@ -15,7 +15,6 @@ from torch import nn
 from pytest_cudagraph import measure, pipeline
 from pytest_cudagraph.backends.cpu import CpuBackend
 from pytest_cudagraph.backends.cuda import CudaBackend
-from pytest_cudagraph.check import initial_state
 from pytest_cudagraph.measure import PerfCounterClock
 from pytest_cudagraph.monitor import PerfMonitor
 from pytest_cudagraph.settings.case import CallSettings, make_case
@@ -34,9 +33,9 @@ def no_collections(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def seeds(monkeypatch):
-    """Torch would keep the seeds for the GPU that it may yet find."""
+    """The seeds of the GPUs' generators, each with the seed of the host's at that moment."""
     given = []
-    monkeypatch.setattr(torch.cuda, "manual_seed_all", given.append)
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", lambda seed: given.append((seed, torch.initial_seed())))
     return given
 
 
@@ -99,13 +98,10 @@ def test_without_event_readings_the_busy_time_stays_open(gpu, monkeypatch):
     assert report_of(nn.Linear(4, 4).eval(), gpu).at(1).timing.busy_ns is None
 
 
-def test_the_check_seeds_the_gpus_generators_with_the_hosts(gpu, seeds, monkeypatch):
-    seeded, seed = [], initial_state.InitialState._seed
-    monkeypatch.setattr(
-        initial_state.InitialState, "_seed", lambda self, value: (seeded.append(value), seed(self, value))[1]
-    )
+def test_the_check_seeds_the_gpus_generators_with_the_hosts(gpu, seeds):
     report_of(nn.Linear(4, 4).eval(), gpu)
-    assert seeds == seeded != []
+    assert len(seeds) > 2
+    assert all(device == host for device, host in seeds)
     seeds.clear()
     report_of(nn.Linear(4, 4).eval(), CpuBackend())
     assert seeds == []
