@@ -1,4 +1,4 @@
-"""Which device a run uses, whether its speed counts, and what the device is. No GPU has run this code yet."""
+"""Choose the device of a run, and describe it. No GPU has run this code yet."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 
 from pytest_cudagraph import environment
 from pytest_cudagraph.errors import DeviceUnavailable
+from pytest_cudagraph.units import plural
 from pytest_cudagraph.values import DeviceInfo, Kind
 
 DeviceOption = Literal["auto", "cuda", "cpu"]
@@ -19,7 +20,7 @@ DeviceOption = Literal["auto", "cuda", "cpu"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """The device of a run. ``judged`` is whether its speed counts; ``reason`` says why, or why not."""
+    """The device of a run. ``judged`` says whether the run judges speed, and ``reason`` why."""
 
     kind: Kind
     judged: bool
@@ -29,9 +30,9 @@ class Choice:
 def choose(option: str, *, require_gpu: bool = False) -> Choice:
     """The device for ``auto``, ``cuda`` or ``cpu``.
 
-    ``auto`` without a usable GPU rehearses on the CPU, where speed is not judged; a CPU chosen by name is judged.
-    Raises :class:`~pytest_cudagraph.errors.DeviceUnavailable` when no GPU can be used, for ``cuda`` and for whatever
-    option with ``require_gpu``: a broken runner must not pass, even where a test wants the CPU.
+    ``auto`` without a usable GPU is a rehearsal on the CPU, where speed is not judged. With ``cpu`` it is judged.
+    Raises :class:`~pytest_cudagraph.errors.DeviceUnavailable` when no GPU can be used, for ``cuda``, and with
+    ``require_gpu`` for every option: a broken runner must not pass, even if a test uses the CPU.
     """
     if option not in ("auto", "cuda", "cpu"):
         raise DeviceUnavailable(f"there is no device {option!r}; devices are auto, cuda and cpu")
@@ -39,14 +40,14 @@ def choose(option: str, *, require_gpu: bool = False) -> Choice:
     if missing is not None and (require_gpu or option == "cuda"):
         raise DeviceUnavailable(_unavailable_text(option, missing))
     if option == "cpu":
-        return Choice(kind="cpu", judged=True, reason="the CPU was chosen by name: its own latencies are judged")
+        return Choice(kind="cpu", judged=True, reason="the CPU was requested: its latencies are judged")
     if missing is None:
-        return Choice(kind="cuda", judged=True, reason="a GPU is there")
+        return Choice(kind="cuda", judged=True, reason="a GPU is available")
     return Choice(kind="cpu", judged=False, reason=f"rehearsal on the CPU: {missing.found}")
 
 
 def describe(kind: Kind) -> DeviceInfo:
-    """The stable facts of the current GPU, or of the host's CPU."""
+    """Describe the current GPU, or the host's CPU."""
     is_cuda = kind == "cuda"
     host_cpu = environment.host_cpu_name()
     gpu = torch.cuda.get_device_properties(torch.cuda.current_device()) if is_cuda else None
@@ -68,34 +69,34 @@ def describe(kind: Kind) -> DeviceInfo:
 
 
 def _mig_profile(name: str) -> str | None:
-    """``1g.18gb`` of ``NVIDIA H200 MIG 1g.18gb``: CUDA names a slice so."""
+    """``1g.18gb`` for ``NVIDIA H200 MIG 1g.18gb``."""
     return name.partition(" MIG ")[2].strip() or None
 
 
 def _limits(gpu: Any) -> tuple[int | None, str | None]:
-    """The enforced power limit in watts and the clock policy of a GPU, by torch's properties; None where NVML is mute.
+    """The enforced power limit in watts and the clock policy of a GPU; None where NVML does not know them.
 
-    Clocks locked by ``nvidia-smi -lgc`` cannot be read back; application clocks (``-ac``) can.
+    NVML tells application clocks (``nvidia-smi -ac``), but not locked clocks (``-lgc``).
     """
     nvml = start_nvml()
     if isinstance(nvml, str):
         return None, None
     try:
         handle = nvml_handle(nvml, gpu)
-        limit_mw = _told(nvml, "nvmlDeviceGetEnforcedPowerLimit", handle)
+        limit_mw = _number(nvml, "nvmlDeviceGetEnforcedPowerLimit", handle)
         graphics = getattr(nvml, "NVML_CLOCK_GRAPHICS", 0)
-        set_mhz = _told(nvml, "nvmlDeviceGetApplicationsClock", handle, graphics)
-        default_mhz = _told(nvml, "nvmlDeviceGetDefaultApplicationsClock", handle, graphics)
+        set_mhz = _number(nvml, "nvmlDeviceGetApplicationsClock", handle, graphics)
+        default_mhz = _number(nvml, "nvmlDeviceGetDefaultApplicationsClock", handle, graphics)
     except (nvml.NVMLError, AttributeError):
-        # Some builds of torch tell no UUID, and containers may hide a GPU from NVML.
+        # Some builds of torch know no UUID, and a container may hide a GPU from NVML.
         return None, None
     finally:
         stop_nvml(nvml)
     return None if limit_mw is None else round(limit_mw / 1000), _clock_policy(set_mhz, default_mhz)
 
 
-def _told(nvml: Any, call: str, *arguments: Any) -> int | None:
-    """What NVML answers; None where it, or the release of its bindings, does not know."""
+def _number(nvml: Any, call: str, *arguments: Any) -> int | None:
+    """The result of one NVML call; None where NVML or its bindings lack it."""
     try:
         return int(getattr(nvml, call)(*arguments))
     except (nvml.NVMLError, AttributeError):
@@ -110,38 +111,38 @@ def _clock_policy(set_mhz: int | None, default_mhz: int | None) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Missing:
-    """Why no GPU can be used: what was found, what would help."""
+    """Why no GPU can be used, and the remedy."""
 
     found: str
     remedy: str
 
 
 def why_no_gpu() -> Missing | None:
-    """None when a GPU runs a first operation; this makes its context."""
+    """None if a GPU runs a first operation, which creates a CUDA context."""
     version = torch.__version__
     if torch.version.cuda is None and getattr(torch.version, "hip", None) is None:
         return Missing(
             found=f"torch {version} is built without CUDA",
             remedy="install a CUDA build of torch (https://pytorch.org/get-started/locally)",
         )
-    with warnings.catch_warnings(record=True) as said:
-        # Torch words what is wrong with the driver as a warning, and answers no more than False.
+    with warnings.catch_warnings(record=True) as caught:
+        # Torch explains a driver problem in a warning, and returns only False.
         warnings.simplefilter("always")
         is_available = torch.cuda.is_available()
     if not is_available:
-        return _invisible([str(warning.message) for warning in said])
+        return _invisible([str(warning.message) for warning in caught])
     try:
         torch.ones(1, device="cuda").item()
     except (RuntimeError, torch.cuda.DeferredCudaCallError) as error:
         return Missing(
             found=f"a GPU is visible, but its first operation failed: {_first_line(error)}",
-            remedy="see that torch's build supports this GPU and driver, and that no other process holds it",
+            remedy="check that this build of torch supports the GPU and its driver, and no other process blocks it",
         )
     return None
 
 
 def driver_version() -> str | None:
-    """``580.159``, as NVML tells it; None where it does not."""
+    """``580.159``; None where NVML does not know it."""
     nvml = start_nvml()
     if not isinstance(nvml, str):
         try:
@@ -153,12 +154,12 @@ def driver_version() -> str | None:
     return None
 
 
-def _invisible(said: list[str]) -> Missing:
+def _invisible(warned: list[str]) -> Missing:
     nvml = start_nvml()
     if isinstance(nvml, str):
         return Missing(
-            found=f"no NVIDIA driver answers ({nvml})",
-            remedy="install the driver, or give the container its GPUs (docker run --gpus all)",
+            found=f"the NVIDIA driver does not respond ({nvml})",
+            remedy="install the driver, or give the container access to its GPUs (docker run --gpus all)",
         )
     try:
         count = int(nvml.nvmlDeviceGetCount())
@@ -167,32 +168,32 @@ def _invisible(said: list[str]) -> Missing:
     finally:
         stop_nvml(nvml)
     if not count:
-        return Missing(found="the driver knows no GPU", remedy="see what nvidia-smi lists on this machine")
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        return Missing(found="the driver finds no GPU", remedy="check the output of nvidia-smi on this machine")
+    gpus, visible = plural(count, "GPU"), os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return Missing(
-            found=f"the driver knows of {count}, but CUDA_VISIBLE_DEVICES={visible!r} lets torch see none",
+            found=f"the driver finds {gpus}, but CUDA_VISIBLE_DEVICES={visible!r} hides them from torch",
             remedy="unset CUDA_VISIBLE_DEVICES, or name a GPU that nvidia-smi -L lists",
         )
     return Missing(
-        found=f"the driver knows of {count}, but torch sees none: {_first_line(*said) or 'it gives no reason'}",
-        remedy="install the driver that this build of torch asks for",
+        found=f"the driver finds {gpus}, but torch finds none: {_first_line(*warned) or 'it gives no reason'}",
+        remedy="install the driver that this build of torch requires",
     )
 
 
 def _unavailable_text(option: str, missing: Missing) -> str:
-    asked = "the device cuda was asked for" if option == "cuda" else "--cudagraph-require-gpu asks for a GPU"
+    request = "the device cuda was requested" if option == "cuda" else "--cudagraph-require-gpu requires a GPU"
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     setting = "CUDA_VISIBLE_DEVICES is not set" if visible is None else f"CUDA_VISIBLE_DEVICES={visible!r}"
     return (
-        f"{asked}, and no GPU can be used\n"
+        f"{request}, and no GPU can be used\n"
         f"found: {missing.found}; {setting}\n"
-        f"{missing.remedy}; --cudagraph-device=auto rehearses on the CPU"
+        f"{missing.remedy}; or use --cudagraph-device=auto, which falls back to the CPU"
     )
 
 
 def start_nvml() -> Any:
-    """The module ``pynvml``, initialised; in its place the reason, a str, where it does not start."""
+    """The initialised module ``pynvml``, or a str with the reason why NVML does not start."""
     try:
         import pynvml
     except ImportError as error:
@@ -205,15 +206,15 @@ def start_nvml() -> Any:
 
 
 def stop_nvml(nvml: Any) -> None:
-    """Give back what :func:`start_nvml` gave; that NVML does not take it is no trouble of a run."""
+    """Shut NVML down; ignore its error."""
     with contextlib.suppress(nvml.NVMLError):
         nvml.nvmlShutdown()
 
 
 def nvml_handle(nvml: Any, gpu: Any) -> Any:
-    """NVML's handle of a GPU, or of a slice of one, by torch's properties: the two count GPUs differently.
+    """NVML's handle of a GPU, or of a part of one (MIG), from torch's properties. NVML has other GPU indices.
 
-    Raises ``NVMLError`` where NVML does not know it, and AttributeError where torch tells no UUID.
+    Raises ``NVMLError`` if NVML does not know the GPU, and AttributeError if torch knows no UUID.
     """
     uuid = str(gpu.uuid)
     if uuid.startswith(("GPU-", "MIG-")):
@@ -221,9 +222,9 @@ def nvml_handle(nvml: Any, gpu: Any) -> Any:
     try:
         return nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
     except nvml.NVMLError:
-        # CUDA tells the UUID of a slice (MIG) without what sets it apart.
+        # CUDA gives the UUID of a part (MIG) without its prefix.
         return nvml.nvmlDeviceGetHandleByUUID(f"MIG-{uuid}")
 
 
-def _first_line(*said: object) -> str:
-    return next((line for text in said for line in str(text).strip().splitlines()), "").partition(" (Triggered")[0]
+def _first_line(*texts: object) -> str:
+    return next((line for text in texts for line in str(text).strip().splitlines()), "").partition(" (Triggered")[0]

@@ -1,4 +1,4 @@
-"""The machine and the code under test, in the words of the report and of pytest-benchmark's files."""
+"""The machine and the commit under test, for the report and for baseline files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 _GIT_TIMEOUT_S = 10
-"""``git status`` of a large tree on a network file system takes seconds; a run must not hang on it."""
+"""``git status`` of a large tree on a network file system takes seconds. A run must not hang."""
 
 _GIT_LOCALS = frozenset(
     {
@@ -31,17 +31,16 @@ _GIT_LOCALS = frozenset(
         "GIT_WORK_TREE",
     }
 )
-"""What ``git rev-parse --local-env-vars`` lists: git sets some of them for its hooks.
+"""The variables that ``git rev-parse --local-env-vars`` lists. Git sets some of them for its hooks.
 
-Not among them is what stands for configuration of the command line (``GIT_CONFIG_COUNT``, ``GIT_CONFIG_PARAMETERS``),
-which git hands on to submodules too: a build server may declare the folder safe by it.
+Without ``GIT_CONFIG_COUNT`` and ``GIT_CONFIG_PARAMETERS``, which a build server may use to declare a folder safe.
 """
 
 _SHOWN_COMMIT = re.compile(r"^([0-9a-f]{40,64})\n(\d{4}-\S+)\n(\d{4}-\S+)$", re.MULTILINE)
 
 
 def host_cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """``Intel(R) Xeon(R) Platinum 8480C``; where the system names no model, what Python knows of the processor."""
+    """``Intel(R) Xeon(R) Platinum 8480C``, or Python's name for the processor if the system names no model."""
     try:
         text = cpuinfo.read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -57,8 +56,8 @@ def python_version() -> str:
 
 
 def torch_version() -> str:
-    """``2.11.0+cu128``, with the build's local part."""
-    # Late, so that a run which uses nothing of this plugin never imports torch.
+    """``2.11.0+cu128``."""
+    # Late, so that a run that does not use this plugin never imports torch.
     import torch
 
     return str(torch.__version__)
@@ -70,11 +69,11 @@ def platform_text() -> str:
 
 
 def commit(root: Path) -> dict[str, Any] | None:
-    """The commit checked out at ``root``, in the shape of pytest-benchmark's ``commit_info``.
+    """The commit checked out at ``root``, in the format of pytest-benchmark's ``commit_info``.
 
-    None where there is no git, no repository or no commit yet; nothing is raised. Untracked files are not dirt.
+    None where there is no git, no repository or no commit. Raises nothing. Untracked files do not count as changes.
     """
-    # What git may print beside it (log.showSignature) is passed over.
+    # Git may print other lines too (log.showSignature).
     shown = _SHOWN_COMMIT.search(_git(root, "log", "-1", "--no-show-signature", "--format=%H%n%cI%n%aI") or "")
     if shown is None:
         return None
@@ -85,7 +84,7 @@ def commit(root: Path) -> dict[str, Any] | None:
         "id": identity,
         "time": committed_at,
         "author_time": authored_at,
-        # A status that cannot be read is no proof of a clean tree.
+        # Without a status the tree counts as changed.
         "dirty": changes != "",
         "project": _project(root),
         "branch": "(detached head)" if branch == "HEAD" else branch or "(unknown)",
@@ -93,24 +92,24 @@ def commit(root: Path) -> dict[str, Any] | None:
 
 
 def without_git_locals() -> dict[str, str]:
-    """This process's environment for a git, or for a test, that is to find its repository by its folder.
+    """This process's environment without git's variables, so that git finds the repository of its folder.
 
-    In a hook the variables of git name the repository and the index of the commit that is being made: a git that is
-    called there about another folder would read, and write, those.
+    In a hook these variables name the repository and the index of the commit in progress. A git that runs in another
+    folder would read and write those.
     """
     return {name: value for name, value in os.environ.items() if name not in _GIT_LOCALS}
 
 
 def _project(root: Path) -> str:
-    """The repository's name at its remote, else that of its folder."""
+    """The name of the repository at its remote, or of its folder."""
     remote = _git(root, "config", "--get", "remote.origin.url") or ""
     name = re.split(r"[/:\\]", remote.rstrip("/"))[-1].removesuffix(".git")
     return name or Path(_git(root, "rev-parse", "--show-toplevel") or root).name
 
 
 def _git(root: Path, *arguments: str) -> str | None:
-    """What git prints, stripped; None when it fails in whatever way."""
-    # Looking on must not take a lock that the user's own git wants at this moment.
+    """The stripped output of git; None if it fails."""
+    # Do not take a lock that the user's own git may need.
     command = ["git", "--no-optional-locks", "-C", str(root), *arguments]
     try:
         done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Python's garbage collector, kept from running in the middle of what must not be disturbed."""
+"""Pause Python's garbage collector."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def gc_paused() -> Iterator[None]:
-    """No automatic collection inside; afterwards the collector is as it was, also after an exception."""
+    """Disable automatic collection inside the block, and restore the collector afterwards."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

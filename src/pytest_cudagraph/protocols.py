@@ -1,7 +1,4 @@
-"""The seams: what a backend, a captured graph, a clock and a stopping rule must offer.
-
-A third backend (ROCm, XPU) is one module that satisfies :class:`Backend`; nothing else changes.
-"""
+"""The interfaces of a backend, a captured graph, a clock and a stopping rule."""
 
 from __future__ import annotations
 
@@ -16,35 +13,35 @@ Model = Callable[..., Any]
 
 
 ShowProgress = Callable[[str], None]
-"""Tells a reader what is going on; does nothing where nobody watches."""
+"""Shows the progress to the user; does nothing where nobody watches."""
 
 
 class CapturedGraph(Protocol):
-    """One graph for one batch size. It owns its static inputs and outputs until :meth:`close`."""
+    """A graph for one batch size. It owns its static inputs and outputs until :meth:`close`."""
 
     @property
     def receipt(self) -> Receipt: ...
 
     @property
     def replays(self) -> int:
-        """How often the graph was launched since capture."""
+        """Launches since capture."""
         ...
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Copy the arguments into the static inputs, replay, return the static outputs.
 
-        The outputs live in the graph's own buffers: the next replay overwrites them. Raises
-        :class:`~pytest_cudagraph.errors.InputError` for another structure, shape, dtype, device, or for a
-        plain Python argument that differs from the one captured. Does not synchronise.
+        The next replay overwrites the outputs. Does not synchronise. Raises
+        :class:`~pytest_cudagraph.errors.InputError` for another structure, shape, dtype or device, and for a plain
+        Python argument that differs from the captured one.
         """
         ...
 
     def replay(self) -> Any:
-        """Launch once on what the static inputs hold now; return the static outputs."""
+        """Launch once on the values that the static inputs hold now; return the static outputs."""
         ...
 
     def poison(self) -> None:
-        """Fill every output buffer with NaN (or a sentinel for integers and booleans)."""
+        """Fill every output buffer with NaN, or with a sentinel for integers and booleans."""
         ...
 
     def close(self) -> None:
@@ -54,24 +51,24 @@ class CapturedGraph(Protocol):
 
 @runtime_checkable
 class TellsBusyTime(Protocol):
-    """A graph that can tell how long its operations take by themselves; where device events tell, none need."""
+    """A graph that measures the time of its operations, for a device without events."""
 
     def busy_ns(self) -> float:
-        """Replay once on what the static inputs hold, and give the sum over its operations."""
+        """Replay once, and return the sum of the times of all operations, in ns."""
         ...
 
 
 class GraphPool(Protocol):
-    """The memory that the graphs of one model share. A context manager: leaving it closes every graph."""
+    """The memory that the graphs of one model share. Leaving this context manager closes every graph."""
 
     def capture(
         self, model: Model, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, batch_size: int
     ) -> CapturedGraph:
         """Warm up, then capture one call of ``model`` on copies of the inputs.
 
-        Warm-up and capture change state (buffers, RNG); undoing that is the capture stage's work. Raises
-        :class:`~pytest_cudagraph.errors.CaptureRefusal` with CUDA's words and the user's line; afterwards the
-        process and the pool remain usable.
+        Warm-up and capture change state (buffers, random numbers), which the capture stage undoes. Raises
+        :class:`~pytest_cudagraph.errors.CaptureRefusal` with CUDA's words and the user's line. The process and the
+        pool remain usable afterwards.
         """
         ...
 
@@ -83,7 +80,7 @@ class GraphPool(Protocol):
 
 
 class Backend(Protocol):
-    """How graphs are captured and awaited on one kind of device."""
+    """One kind of device: how to capture graphs and how to wait for them."""
 
     @property
     def kind(self) -> Kind: ...
@@ -94,57 +91,60 @@ class Backend(Protocol):
         ...
 
     def synchronize(self) -> None:
-        """Wait until everything launched has run. Does nothing on the CPU."""
+        """Wait for all launched work. Does nothing on the CPU."""
         ...
 
     def order_after(self, earlier: Any) -> Any:
-        """Let what is launched from here on wait for what was launched where ``earlier`` was given; give the next one.
+        """Let the current stream wait for the stream ``earlier``; return the current stream.
 
-        For threads that launch on streams of their own and share buffers. ``earlier`` is None the first time.
+        For threads that launch on their own streams and share buffers. Pass the returned stream to the next call, and
+        None to the first.
         """
         ...
 
     def running(self) -> AbstractContextManager[None]:
-        """The mode in which eager, compiled and captured code all run (inference mode, right device)."""
+        """The mode for eager, compiled and captured code: inference mode, with this device current."""
         ...
 
     def pool(self) -> GraphPool: ...
 
     def region(self, call: Callable[..., Any], label: str) -> CompiledRegion:
-        """Wrap compiled code so that a capture treats it as one node and its executions are counted."""
+        """Wrap compiled code: a capture treats it as one node, and its executions are counted."""
         ...
 
     def event_timer(self) -> EventTimer | None:
-        """A diagnostic timer of device time between two points, or None where there is none."""
+        """A timer of device time, for diagnosis; None for a device without events."""
         ...
 
     def rng_state(self) -> Any:
-        """The state of every default generator that ``running`` code may draw from."""
+        """The state of every default random generator of the device and the CPU."""
         ...
 
     def set_rng_state(self, state: Any) -> None: ...
 
 
 class CompiledRegion(Protocol):
-    """Compiled code, opaque to the recorder, whose executions are counted."""
+    """Compiled code whose executions are counted. A recording sees it as one operation."""
 
     @property
     def executions(self) -> int:
-        """Real executions, by a direct call or by a replay the recorder drives; not recordings."""
+        """Executions by direct calls, and by replays on the CPU twin; without recordings."""
         ...
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
 
 
 class EventTimer(Protocol):
-    """Device time by events, as a second reading beside the host clock."""
+    """Measures device time by events, in addition to the host clock."""
 
-    def time_ns(self, call: Callable[[], object]) -> float: ...
+    def time_ns(self, call: Callable[[], object]) -> float:
+        """The device time of ``call``, in ns."""
+        ...
 
 
 @runtime_checkable
 class Clock(Protocol):
-    """Where measured time comes from. Tests hand in a clock that the measured code itself advances."""
+    """The source of measured time. Tests use a clock that the measured code advances."""
 
     @property
     def resolution_ns(self) -> float: ...
@@ -153,14 +153,14 @@ class Clock(Protocol):
 
 
 class StoppingRule(Protocol):
-    """When a measurement has seen enough. One object per measurement; hard bounds stay outside, in the loop."""
+    """Decides when a measurement can end. One object for each measurement. The loop enforces the hard bounds."""
 
     @property
     def target_ratio(self) -> float | None: ...
 
     @property
     def boundary_ratio(self) -> float | None:
-        """The ratio actually tested: the target less its tolerance. None where there is no target."""
+        """The tested ratio: the target minus its tolerance. None if there is no target."""
         ...
 
     @property

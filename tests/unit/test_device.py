@@ -11,7 +11,7 @@ from pytest_cudagraph import device, environment
 from pytest_cudagraph.device import Choice, choose, describe
 from pytest_cudagraph.errors import DeviceUnavailable
 
-REASON_BY_NAME = "the CPU was chosen by name: its own latencies are judged"
+REASON_BY_NAME = "the CPU was requested: its latencies are judged"
 
 
 class FakeNvml:
@@ -94,7 +94,7 @@ def no_cuda_build(monkeypatch):
 @pytest.mark.parametrize("option", ["auto", "cuda"])
 def test_a_usable_gpu_is_chosen_and_judged(machine, option):
     machine(available=True, nvml=FakeNvml())
-    assert choose(option, require_gpu=True) == Choice(kind="cuda", judged=True, reason="a GPU is there")
+    assert choose(option, require_gpu=True) == Choice(kind="cuda", judged=True, reason="a GPU is available")
 
 
 def test_the_cpu_by_name_is_judged_without_looking_for_a_gpu(monkeypatch):
@@ -126,10 +126,10 @@ def test_cuda_without_a_cuda_build_names_the_build_and_the_remedy(no_cuda_build)
     with pytest.raises(DeviceUnavailable) as raised:
         choose("cuda", require_gpu=False)
     assert str(raised.value) == (
-        "the device cuda was asked for, and no GPU can be used\n"
+        "the device cuda was requested, and no GPU can be used\n"
         "found: torch 2.13.0+cpu is built without CUDA; CUDA_VISIBLE_DEVICES is not set\n"
         "install a CUDA build of torch (https://pytorch.org/get-started/locally); "
-        "--cudagraph-device=auto rehearses on the CPU"
+        "or use --cudagraph-device=auto, which falls back to the CPU"
     )
 
 
@@ -138,7 +138,7 @@ def test_a_required_gpu_is_asked_for_by_its_flag(no_cuda_build, monkeypatch):
     with pytest.raises(DeviceUnavailable) as raised:
         choose("auto", require_gpu=True)
     assert str(raised.value).splitlines()[:2] == [
-        "--cudagraph-require-gpu asks for a GPU, and no GPU can be used",
+        "--cudagraph-require-gpu requires a GPU, and no GPU can be used",
         "found: torch 2.13.0+cpu is built without CUDA; CUDA_VISIBLE_DEVICES='0'",
     ]
 
@@ -146,21 +146,21 @@ def test_a_required_gpu_is_asked_for_by_its_flag(no_cuda_build, monkeypatch):
 @pytest.mark.parametrize(
     ("found", "facts"),
     [
-        ("no NVIDIA driver answers (nvmlInit fails)", {"nvml": FakeNvml(failing=["nvmlInit"])}),
-        ("the driver knows no GPU", {"nvml": FakeNvml(0)}),
-        ("the driver knows no GPU", {"nvml": FakeNvml(2, failing=["nvmlDeviceGetCount"])}),
+        ("the NVIDIA driver does not respond (nvmlInit fails)", {"nvml": FakeNvml(failing=["nvmlInit"])}),
+        ("the driver finds no GPU", {"nvml": FakeNvml(0)}),
+        ("the driver finds no GPU", {"nvml": FakeNvml(2, failing=["nvmlDeviceGetCount"])}),
         (
-            "the driver knows of 2, but CUDA_VISIBLE_DEVICES='' lets torch see none",
+            "the driver finds 2 GPUs, but CUDA_VISIBLE_DEVICES='' hides them from torch",
             {"nvml": FakeNvml(2), "visible": ""},
         ),
         (
-            "the driver knows of 1, but torch sees none: CUDA initialization: driver too old",
+            "the driver finds 1 GPU, but torch finds none: CUDA initialization: driver too old",
             {
                 "nvml": FakeNvml(1),
                 "warning": "CUDA initialization: driver too old (Triggered internally)\nmore",
             },
         ),
-        ("the driver knows of 1, but torch sees none: it gives no reason", {"nvml": FakeNvml(1)}),
+        ("the driver finds 1 GPU, but torch finds none: it gives no reason", {"nvml": FakeNvml(1)}),
     ],
 )
 def test_an_invisible_gpu_is_explained(machine, found, facts):
@@ -171,7 +171,9 @@ def test_an_invisible_gpu_is_explained(machine, found, facts):
 
 def test_a_machine_without_pynvml_still_gets_its_answer(machine):
     machine(available=False, nvml=None)
-    assert choose("auto", require_gpu=False).reason.startswith("rehearsal on the CPU: no NVIDIA driver answers (")
+    assert choose("auto", require_gpu=False).reason.startswith(
+        "rehearsal on the CPU: the NVIDIA driver does not respond ("
+    )
 
 
 def test_a_gpu_that_fails_at_its_first_operation_is_not_usable(machine):
@@ -247,7 +249,7 @@ def test_nvml_that_does_not_shut_down_costs_a_run_nothing(machine, monkeypatch):
     found = describe("cuda")
     assert (found.driver, found.power_limit_w) == ("580.159", 700)
     machine(available=False, nvml=FakeNvml(0, failing=["nvmlShutdown"]))
-    assert choose("auto", require_gpu=False).reason == "rehearsal on the CPU: the driver knows no GPU"
+    assert choose("auto", require_gpu=False).reason == "rehearsal on the CPU: the driver finds no GPU"
 
 
 @pytest.mark.parametrize(

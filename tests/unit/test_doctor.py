@@ -174,7 +174,7 @@ def test_without_torch_it_says_so(said, machine):
 def test_a_device_that_is_not_there_is_a_mistake_of_use(said):
     code, out, err = said("--device=cuda")
     assert (code, out) == (4, "")
-    assert err.startswith("pytest-cudagraph: the device cuda was asked for, and no GPU can be used\n")
+    assert err.startswith("pytest-cudagraph: the device cuda was requested, and no GPU can be used\n")
 
 
 def test_a_version_that_is_not_installed_is_said():

@@ -119,21 +119,32 @@ def test_a_signed_commit_whose_signature_git_likes_to_show_is_described_like_any
     assert (found["id"], found["time"]) == (identity, found["author_time"])
 
 
-@pytest.mark.parametrize("said", ["", "one line", "a\nb\nc", "\n\n\n\n"])
-def test_a_git_that_says_something_else_is_no_error(git, monkeypatch, said):
+@pytest.fixture
+def changed_git(monkeypatch):
+    """Let git print ``change(command, what it prints)``."""
+    run = subprocess.run
+
+    def set_up(change):
+        def changed_run(command, **how):
+            done = run(command, **how)
+            done.stdout = change(command, done.stdout)
+            return done
+
+        monkeypatch.setattr(subprocess, "run", changed_run)
+
+    return set_up
+
+
+@pytest.mark.parametrize("printed", [b"", b"one line", b"a\nb\nc", b"\n\n\n\n"])
+def test_a_git_that_prints_something_else_is_no_error(git, changed_git, printed):
     commit_file(git)
-    monkeypatch.setattr(environment, "_git", lambda root, *words: said)
+    changed_git(lambda command, stdout: printed)
     assert environment.commit(git.root) is None
 
 
-def test_what_stands_around_the_commit_is_passed_over(git, monkeypatch):
+def test_lines_around_the_commit_are_ignored(git, changed_git):
     identity = commit_file(git)
-    ask = environment._git
-
-    def noisy(root, *words):
-        return f"warning: x\n{ask(root, *words)}\n\nmore" if words[0] == "log" else ask(root, *words)
-
-    monkeypatch.setattr(environment, "_git", noisy)
+    changed_git(lambda command, stdout: b"warning: x\n%b\n\nmore" % stdout if "log" in command else stdout)
     assert environment.commit(git.root)["id"] == identity
 
 
@@ -188,8 +199,12 @@ def test_a_git_that_is_missing_or_hangs_is_no_error(tmp_path, monkeypatch, error
     assert environment.commit(tmp_path) is None
 
 
-def test_a_status_that_cannot_be_read_counts_as_dirty(git, monkeypatch):
+def test_a_status_that_cannot_be_read_counts_as_dirty(git, changed_git):
+    def fail(command, stdout):
+        if "status" in command:
+            raise subprocess.CalledProcessError(128, command)
+        return stdout
+
     commit_file(git)
-    ask = environment._git
-    monkeypatch.setattr(environment, "_git", lambda root, *words: None if words[0] == "status" else ask(root, *words))
+    changed_git(fail)
     assert environment.commit(git.root)["dirty"] is True

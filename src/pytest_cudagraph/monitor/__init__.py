@@ -1,4 +1,4 @@
-"""What host and GPU did while some code ran."""
+"""Load, clocks and memory of the host and the GPUs during a block of code."""
 
 from pytest_cudagraph.monitor.card import GpuCard, GpuSample, HostSample, PerfCard
 from pytest_cudagraph.monitor.perf_monitor import PerfMonitor

@@ -1,4 +1,4 @@
-"""What was seen, and how it reads."""
+"""The readings of a monitor, and their text."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pytest_cudagraph.units import bytes_text, plural, seconds_text
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostSample:
-    """One reading of the host; None where the system does not tell."""
+    """One reading of the host; None where the system has no value."""
 
     load_average: float | None
-    """Runnable processes, mean of the last minute."""
+    """Runnable processes, mean over the last minute."""
     cpu_mhz: float | None
     """Mean clock of the CPU's cores."""
     rss_bytes: int
@@ -21,38 +21,38 @@ class HostSample:
     swap_used_bytes: int | None = None
     """Of the whole system."""
     governor: str | None = None
-    """What chooses the clock of the first core, in Linux's words: ``performance``, ``powersave``."""
+    """Linux's frequency governor of the first core, such as ``performance`` or ``powersave``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuSample:
-    """One reading of a GPU; None where NVML does not tell."""
+    """One reading of a GPU; None where NVML has no value."""
 
     sm_clock_mhz: int | None
     temperature_c: int | None
     power_w: float | None
     memory_used_bytes: int | None
     slowdowns: tuple[str, ...]
-    """Why the clocks were held down at this moment, in words; empty when they were not."""
+    """Why the clocks were reduced at this moment; empty if they were not."""
     other_processes: int | None
-    """Processes that hold a context on the GPU, this one apart. Containers may hide some."""
+    """Other processes that hold a context on the GPU. A container may hide some."""
     held_ns: Mapping[str, int] = field(default_factory=dict)
-    """How long each limit has held the clocks down since the driver was loaded, in words."""
+    """By the name of a limit: how long it has reduced the clocks since the driver was loaded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuCard:
-    """One GPU over the time watched."""
+    """One GPU during the block."""
 
     index: int
-    """The index torch knows it by, which need not be that of nvidia-smi."""
+    """Torch's index, which may differ from that of nvidia-smi."""
     name: str
     max_sm_clock_mhz: int | None
     samples: tuple[GpuSample, ...]
     power_limit_w: float | None = None
     default_power_limit_w: float | None = None
     is_persistent: bool | None = None
-    """Whether the driver stays loaded between processes; else the first of them pays for loading it."""
+    """Whether the driver stays loaded between processes."""
     is_partitioned: bool | None = None
     """Whether multi-instance mode (MIG) is on."""
     ecc_errors: int | None = None
@@ -60,7 +60,7 @@ class GpuCard:
 
     @property
     def held_ns(self) -> dict[str, int]:
-        """How long each limit held the clocks down while this was watched; also between two samples."""
+        """How long each limit reduced the clocks during the block, also between two samples."""
         if not self.samples:
             return {}
         first, last = self.samples[0].held_ns, self.samples[-1].held_ns
@@ -69,33 +69,33 @@ class GpuCard:
 
     @property
     def slowdowns(self) -> tuple[str, ...]:
-        """Every reason seen in any sample, each once."""
+        """The reasons of all samples, each once."""
         return tuple(dict.fromkeys(reason for sample in self.samples for reason in sample.slowdowns))
 
     @property
     def is_shared(self) -> bool:
-        """Whether another process was seen on this GPU."""
+        """Whether another process used this GPU in any sample."""
         return any(sample.other_processes for sample in self.samples)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PerfCard:
-    """Host and GPUs over the time watched: the first sample is from its start, the last from its end."""
+    """Host and GPUs during the block. The first sample is from its start, the last from its end."""
 
     duration_ns: int
     host: tuple[HostSample, ...]
     gpus: tuple[GpuCard, ...] = ()
     notes: tuple[str, ...] = ()
-    """What could not be read, and why."""
+    """The values that could not be read, and why."""
 
     @property
     def peak_rss_bytes(self) -> int:
-        """The highest reading of this process's memory."""
+        """The highest memory reading of this process."""
         return max(sample.rss_bytes for sample in self.host)
 
     @property
     def disturbance(self) -> str:
-        """Why latencies of this time should decide nothing: clocks held down, a GPU shared; empty if all was well."""
+        """Why latencies of this block are unreliable: reduced clocks, a shared GPU; empty if they are reliable."""
         found = []
         for gpu in self.gpus:
             if gpu.slowdowns or gpu.held_ns:
@@ -105,7 +105,7 @@ class PerfCard:
         return "; ".join(found)
 
     def lines(self) -> list[str]:
-        """The card in words, for a reader."""
+        """The card as lines of text."""
         found = [f"watched {seconds_text(self.duration_ns)}, {plural(len(self.host), 'sample')}", _host_line(self)]
         for gpu in self.gpus:
             found += _gpu_lines(gpu)
@@ -145,27 +145,27 @@ def _gpu_lines(gpu: GpuCard) -> list[str]:
 
 
 def _reasons(gpu: GpuCard) -> str:
-    """``power cap, power limit for 12 ms``: what was seen at a sample, and what the counters caught between two."""
+    """``power cap, power limit for 12 ms``: the reasons of the samples, then those of the counters."""
     held = [f"{limit} for {seconds_text(held_ns)}" for limit, held_ns in gpu.held_ns.items()]
     return ", ".join([*gpu.slowdowns, *held])
 
 
 def _policy_lines(gpu: GpuCard) -> list[str]:
-    """What of the GPU's settings is not as it comes, and bears on latencies."""
+    """The settings of the GPU that are not the default and affect latencies."""
     lines = []
     if gpu.power_limit_w is not None and gpu.default_power_limit_w not in (None, gpu.power_limit_w):
         lines.append(f"power limit {gpu.power_limit_w:.0f} W; by default {gpu.default_power_limit_w:.0f} W")
     if gpu.is_persistent is False:
-        lines.append("persistence mode is off: the driver is loaded anew by the first process that needs it")
+        lines.append("persistence mode is off: the first process that uses the GPU must load the driver")
     if gpu.is_partitioned:
-        lines.append("multi-instance mode is on: this is a part of a GPU, whose other parts may be busy")
+        lines.append("multi-instance mode is on: other parts of this GPU may be busy")
     if gpu.ecc_errors:
         lines.append(f"{plural(gpu.ecc_errors, 'uncorrected memory error')} since the driver was loaded")
     return lines
 
 
 def _span(name: str, values: Sequence[float | None], text: Callable[[float], str], unit: str = "") -> str:
-    """``load 0.50 -> 1.20``; one number where both read the same, nothing where nothing was read."""
+    """``load 0.50 -> 1.20``; one number if both are equal, empty without readings."""
     read = [text(value) for value in values if value is not None]
     if not read:
         return ""

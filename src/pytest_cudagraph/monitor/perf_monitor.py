@@ -1,9 +1,8 @@
-"""What host and GPU did while some code ran: for the ``perf_monitor`` fixture and for serving code.
+"""Reads load, clocks and memory of the host and the GPUs while some code runs.
 
-Readings are taken at the start, at the end, whenever :meth:`PerfMonitor.sample` is called, and, if asked for, by a
-thread in between. By default no thread polls, because polling wakes the driver and disturbs what is being measured; a
-measurement calls ``sample`` itself, between its timed blocks. A peak is the highest reading, no more.
-The GPU part was written against NVML's documentation and a fake: no GPU has run it yet.
+It reads at the start, at the end, at each call of :meth:`PerfMonitor.sample`, and optionally in a thread. By default no
+thread polls: polling wakes the driver and disturbs a measurement. A measurement calls ``sample`` between its timed
+blocks. No GPU has run the GPU part yet.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from pytest_cudagraph.protocols import Clock
 
 
 class PerfMonitor:
-    """A context manager; ``card`` tells afterwards what was seen.
+    """A context manager; read ``card`` after the block.
 
     Example::
 
@@ -29,10 +28,10 @@ class PerfMonitor:
             serve(requests)
         print("\\n".join(watch.card.lines()))
 
-    ``every_s`` takes a reading in a thread each so many seconds, for code that has no gaps to call :meth:`sample` in.
-    ``waiting_processes`` hold a GPU and wait for this one, as whoever started it may: they do not count as others.
-    Raises :class:`~pytest_cudagraph.errors.InputError` for an ``every_s`` that is no time.
-    Never fails for want of a GPU, of NVML or of a permission: what could not be read stands in the card's notes.
+    With ``every_s`` a thread takes a reading every so many seconds, for code that cannot call :meth:`sample`.
+    ``waiting_processes`` processes hold a GPU and wait for this process, so they do not count as other processes.
+    Raises :class:`~pytest_cudagraph.errors.InputError` for an invalid ``every_s``. A missing GPU, NVML or permission
+    is no error: the card's notes name the values that could not be read.
     """
 
     def __init__(self, *, clock: Clock | None = None, every_s: float | None = None, waiting_processes: int = 0) -> None:
@@ -71,15 +70,15 @@ class PerfMonitor:
         )
 
     def sample(self) -> None:
-        """Take one more reading; takes about a millisecond per GPU, so keep it out of what is timed."""
+        """Take one more reading. It takes about a millisecond for each GPU: do not call it in timed code."""
         if self._gpus is None:
-            raise RuntimeError("a PerfMonitor samples only inside its with block")
+            raise RuntimeError("PerfMonitor.sample() works only inside the with block")
         with self._lock:
             self._hosts.append(self._host.read())
             self._gpus.read()
 
     def check(self) -> str:
-        """Take one more reading; what has disturbed the GPUs since the last one, empty if nothing did."""
+        """Take one more reading; return what has disturbed the GPUs since the last one, empty if nothing has."""
         self.sample()
         with self._lock:
             gpus = tuple(replace(gpu, samples=gpu.samples[-2:]) for gpu in self._gpus.cards())
@@ -87,20 +86,20 @@ class PerfMonitor:
 
     @property
     def card(self) -> PerfCard:
-        """What was seen; :class:`RuntimeError` before the block has ended."""
+        """The readings; raises :class:`RuntimeError` before the block has ended."""
         if self._card is None:
-            raise RuntimeError("the card of a PerfMonitor is there once its with block has ended")
+            raise RuntimeError("PerfMonitor.card is available after the with block")
         return self._card
 
 
 def _check_seconds(every_s: Any) -> None:
     is_number = isinstance(every_s, (int, float)) and not isinstance(every_s, bool)
     if not is_number or not 0 < every_s < threading.TIMEOUT_MAX:
-        raise InputError(f"every_s takes seconds between readings, a number above 0, or None; found {every_s!r}")
+        raise InputError(f"every_s must be a number of seconds above 0, or None; found {every_s!r}")
 
 
 class _Poller:
-    """Calls ``sample`` every so many seconds until it is stopped."""
+    """Calls ``sample`` periodically in a thread."""
 
     def __init__(self, sample: Callable[[], None], every_s: float) -> None:
         self._stopped = threading.Event()
@@ -112,6 +111,6 @@ class _Poller:
             sample()
 
     def stop(self) -> None:
-        """Returns once no reading is under way."""
+        """Stop the thread, and wait until it has ended."""
         self._stopped.set()
         self._thread.join()

@@ -17,11 +17,11 @@ from pytest_cudagraph.monitor.card import GpuCard, GpuSample, HostSample
 T = TypeVar("T")
 
 _GOVERNOR = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
-"""Linux only; virtual machines have none."""
+"""Linux only. Virtual machines have none."""
 
 
 class HostReader:
-    """Reads load, clock and memory through psutil; what a platform lacks is None."""
+    """Reads load, clock and memory with psutil; None for values that a platform lacks."""
 
     def __init__(self) -> None:
         self._process = psutil.Process()
@@ -40,7 +40,7 @@ class HostReader:
 
 
 def _or_none(reading: Callable[[], T]) -> T | None:
-    """psutil has no such function on some systems, and files under /sys or /proc may be closed to a container."""
+    """None where psutil lacks the function, or where a container may not read /sys or /proc."""
     try:
         return reading()
     except (AttributeError, OSError, NotImplementedError, psutil.Error):
@@ -55,7 +55,7 @@ _SLOWDOWNS = (
     ("HwPowerBrakeSlowdown", "power brake"),
     ("SyncBoost", "boost synchronised with other GPUs"),
 )
-"""NVML's reasons that cost speed. Idle and clocks set by a user are reasons too, and no slowdowns."""
+"""NVML's reasons that reduce speed. Idling and clocks set by a user are reasons too, but no slowdowns."""
 
 
 _LIMITS = (
@@ -65,11 +65,11 @@ _LIMITS = (
     ("RELIABILITY", "reliability limit"),
     ("SYNC_BOOST", "boost synchronised with other GPUs"),
 )
-"""NVML's counters of time (ns) in which a limit held the clocks down: they also catch what falls between samples."""
+"""NVML's counters of the time (ns) in which a limit reduced the clocks, also between two samples."""
 
 
 class WatchedGpus:
-    """GPUs by torch's index, each with its NVML handle, found by UUID: the two count GPUs differently."""
+    """GPUs by torch's index, each with its NVML handle, found by UUID. NVML has other indices."""
 
     def __init__(self, nvml: Any, notes: list[str], waiting: int = 0) -> None:
         self._nvml = nvml
@@ -78,7 +78,7 @@ class WatchedGpus:
         self._gpus: list[_Gpu] = []
 
     def add(self, index: int) -> None:
-        """Watch one GPU; a note where NVML does not know it."""
+        """Watch one GPU; add a note if NVML does not know it."""
         try:
             properties = torch.cuda.get_device_properties(index)
             handle = nvml_handle(self._nvml, properties)
@@ -88,7 +88,7 @@ class WatchedGpus:
         self._gpus.append(_Gpu(self._nvml, handle, index, properties.name, self._waiting))
 
     def read(self) -> None:
-        """One more sample of every GPU."""
+        """Take one more sample of every GPU."""
         for gpu in self._gpus:
             gpu.read()
 
@@ -96,11 +96,11 @@ class WatchedGpus:
         return tuple(gpu.card() for gpu in self._gpus)
 
     def notes(self) -> list[str]:
-        """What could not be read: once for each GPU and reason."""
+        """The values that could not be read: one note for each GPU and reason."""
         return self._notes + [note for gpu in self._gpus for note in gpu.notes()]
 
     def close(self) -> None:
-        """Give NVML back; readings taken so far stay."""
+        """Shut NVML down; the readings stay."""
         if self._nvml is not None:
             try:
                 self._nvml.nvmlShutdown()
@@ -165,7 +165,7 @@ class _Gpu:
         return tuple(words for name, words in _SLOWDOWNS if bits and bits & _reason_bit(self._nvml, name))
 
     def _held_ns(self) -> dict[str, int]:
-        """The counters that this GPU keeps; those it does not are no lack worth a note."""
+        """The counters that this GPU has. A missing counter needs no note."""
         found = {}
         for name, words in _LIMITS:
             policy = getattr(self._nvml, f"NVML_PERF_POLICY_{name}", None)
@@ -175,7 +175,7 @@ class _Gpu:
         return found
 
     def _setting(self, call: str, *arguments: Any) -> Any:
-        """What NVML answers, or None: a GPU without a setting (partitions, error correction) is as it should be."""
+        """The result of a call, or None without a note: many GPUs lack a setting."""
         return self._try(call, *arguments)[0]
 
     def _ask(self, what: str, call: str, *arguments: Any) -> Any:
@@ -185,7 +185,7 @@ class _Gpu:
         return value
 
     def _try(self, call: str, *arguments: Any) -> tuple[Any, str]:
-        """What NVML answers and an empty text, or None and why it does not."""
+        """The result of a call and an empty text, or None and the error."""
         try:
             return getattr(self._nvml, call)(self._handle, *arguments), ""
         except self._nvml.NVMLError as error:
@@ -195,12 +195,12 @@ class _Gpu:
 
 
 def watched_gpus(waiting: int = 0) -> WatchedGpus:
-    """Every GPU torch sees; none, with a note, where there is no GPU or no NVML.
+    """Every GPU that torch sees; none, with a note, if there is no GPU or no NVML.
 
-    So many ``waiting`` processes on each are of no account.
+    On each GPU, ``waiting`` processes do not count as other processes.
     """
     with warnings.catch_warnings():
-        # Torch warns here of a driver that does not suit it; a monitor has nothing to add to that.
+        # Torch warns here about an unsuitable driver, which is not the monitor's concern.
         warnings.simplefilter("ignore")
         is_available = torch.cuda.is_available()
     if not is_available:
@@ -224,7 +224,7 @@ def _reason_bit(nvml: Any, name: str) -> int:
 
 
 def _others(processes: list[Any]) -> int:
-    """All but this one. A container may see numbers of the host in the list: then one of them is taken for ours."""
+    """The number of other processes. If a container hides our own number, one unknown process counts as ours."""
     knows_us = any(process.pid == os.getpid() for process in processes)
     has_context = bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
     is_ours_hidden = not knows_us and has_context and bool(processes)
