@@ -42,13 +42,13 @@ PROFILING_S = 80.0
 
 def main() -> int:
     arguments = _arguments()
-    missing = None if arguments.run_probes else device.why_no_gpu()
+    missing = None if arguments.rehearse else device.why_no_gpu()
     if missing is not None:
         print(f"no GPU can be used: {missing.found}; --rehearse runs the script on the CPU twin", file=sys.stderr)
         return 1
     ends_s = time.perf_counter() + arguments.limit
-    timed_ends_s = ends_s - (0.0 if arguments.run_probes else PROFILING_S)
-    if arguments.run_probes:
+    timed_ends_s = ends_s - (0.0 if arguments.rehearse else PROFILING_S)
+    if arguments.rehearse:
         torch.set_num_threads(1)
     path, document = _begin(arguments)
     with tempfile.TemporaryDirectory() as cache, PerfMonitor() as watch:
@@ -78,10 +78,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, help="folder of the files; on a GPU benchmarks/evidence by default")
     parser.add_argument("--limit", type=float, help="seconds for the whole run")
     arguments = parser.parse_args()
-    if arguments.run_probes and arguments.out is None:
+    if arguments.rehearse and arguments.out is None:
         parser.error("--rehearse needs --out: its figures are no evidence and must not lie among any")
     arguments.out = arguments.out or ROOT / "benchmarks" / "evidence"
-    arguments.limit = arguments.limit or (REHEARSAL_LIMIT_S if arguments.run_probes else LIMIT_S)
+    arguments.limit = arguments.limit or (REHEARSAL_LIMIT_S if arguments.rehearse else LIMIT_S)
     return arguments
 
 
@@ -90,12 +90,12 @@ def _now() -> str:
 
 
 def _begin(arguments: argparse.Namespace) -> tuple[Path, dict[str, Any]]:
-    described = device.describe("cpu" if arguments.run_probes else "cuda")
+    described = device.describe("cpu" if arguments.rehearse else "cuda")
     source, began_at = tree.source(ROOT), _now()
     name = f"{began_at[:10]}-{str(source['tree'])[:10]}"
     document: dict[str, Any] = {
         "schema": evidence.SCHEMA,
-        "rehearsal": bool(arguments.run_probes),
+        "rehearsal": bool(arguments.rehearse),
         "began_at": began_at,
         "ended_at": None,
         "seconds": None,
@@ -119,7 +119,7 @@ def _begin(arguments: argparse.Namespace) -> tuple[Path, dict[str, Any]]:
 
 
 def _plan(arguments: argparse.Namespace, path: Path, cache: Path, timed_ends_s: float) -> tuple[Lab, schedule.Extent]:
-    tiny = bool(arguments.run_probes)
+    tiny = bool(arguments.rehearse)
     backend = open_backend("cpu" if tiny else "cuda")
     lab = Lab(
         backend=backend,

@@ -1,8 +1,10 @@
-"""What every test may use: pytester, and goldens for the texts a user reads."""
+"""What every test may use: pytester, and goldens for the texts a user reads. Where coverage is taken."""
 
 from __future__ import annotations
 
+import gc
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,34 @@ import pytest
 pytest_plugins = ["pytester"]
 
 GOLDEN = Path(__file__).parent / "golden"
+
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # Coverage is taken of the workers alone, not of the processes that tests start.
+    os.environ.pop("COVERAGE_PROCESS_CONFIG", None)
+
+
+def pytest_collection_finish():
+    """Pytest and the product collect garbage in most tests. What was imported need not be searched each time."""
+    gc.freeze()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    """Coverage is of the packages without torch. It makes tests that run torch half as slow again."""
+    tracer = sys.gettrace()
+    if _is_traced(item) or not type(tracer).__module__.startswith("coverage"):
+        return (yield)
+    sys.settrace(None)
+    try:
+        return (yield)
+    finally:
+        sys.settrace(tracer)
+
+
+def _is_traced(item):
+    heavy = "project" in item.fixturenames or {"torch", "np"} & vars(item.module).keys()
+    return not heavy and item.get_closest_marker("slow") is None
 
 
 @pytest.fixture

@@ -50,6 +50,7 @@ NOISES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", NOISES, ids=str)
 def test_ten_percent_above_the_target_never_fails(noise):
     found = Counter(run(TARGET * 1.10, NOISES[noise], seed=seed, blocks=300)[0] for seed in range(60))
@@ -57,6 +58,7 @@ def test_ten_percent_above_the_target_never_fails(noise):
     assert found["pass"] >= 58
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", NOISES, ids=str)
 def test_ten_percent_below_the_target_never_passes(noise):
     found = Counter(run(TARGET * 0.90, NOISES[noise], seed=seed, blocks=450)[0] for seed in range(60))
@@ -69,6 +71,7 @@ def test_exactly_at_the_target_hardly_ever_fails():
     assert found["fail"] == 0
 
 
+@pytest.mark.slow
 def test_at_the_tested_boundary_the_error_rates_are_the_stated_ones():
     def at_boundary(seed):
         return run(TARGET * 0.995, NOISES["t3"], seed=seed, blocks=150, rule=EvidenceRule(TARGET, min_time_ns=0))[0]
@@ -313,6 +316,7 @@ def test_bursts_on_eager_do_not_drown_the_quiet_majority():
     assert rule.decision == "fail"
 
 
+@pytest.mark.slow
 def test_scores_that_hang_together_need_more_evidence(monkeypatch):
     def decided():
         """Of 150 runs exactly at the tested ratio, whose noise is AR(1) with 0.5."""
@@ -408,6 +412,7 @@ def test_what_is_shown_is_what_was_judged(seed):
     assert rule._ledger.below >= 1000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("relative", [0.9, 0.98, 1.02, 1.1])
 def test_where_one_arm_or_the_other_always_waits_there_is_no_verdict(relative):
     """Each block has one arm that waited, tenfold, whichever it was: what is left of the ratio is a coin."""
@@ -430,6 +435,7 @@ def test_where_one_arm_or_the_other_always_waits_there_is_no_verdict(relative):
     assert found["fail"] <= 1
 
 
+@pytest.mark.slow
 def test_evidence_against_a_fair_coin_rarely_grows():
     ever = 0
     for seed in range(400):

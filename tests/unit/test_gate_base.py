@@ -88,6 +88,7 @@ def test_the_quantiles_are_students():
     assert [look - 1 for look in LOOKS] == list(base_gate._T_QUANTILES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", [0.005, 0.02, 0.05])
 def test_the_error_rates_are_those_that_are_promised(noise):
     """Both looks, as the run takes them; the tolerance exactly used up is the worst case of either error."""

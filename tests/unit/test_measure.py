@@ -89,6 +89,7 @@ def test_a_clear_gain_passes_with_all_its_figures():
     assert timing.measure_ns == clock.time_ns
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ratio", "wrong"), [(1.10, "fail"), (0.90, "pass")])
 def test_heavy_tails_never_turn_ten_percent_into_the_wrong_verdict(ratio, wrong):
     found = Counter()
@@ -141,6 +142,7 @@ class Shaken:
         return measure(arms, clock=self.clock, rule=EvidenceRule(1.15), bounds=bounds, seed=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [*range(30), 147, 184, 192, 318])
 def test_verdict_estimate_and_interval_agree_whatever_shakes_the_arms(seed):
     timing, boundary = Shaken(seed).measured(), 1.15 * 0.995
@@ -287,6 +289,7 @@ def test_a_sample_waits_for_the_device_before_and_after():
     assert [events[i : i + 3][0::2] for i in range(0, 30, 3)] == [["sync", "sync"]] * 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("resolution_ns", "cost_ns", "calls"),
     [(1.0, 0, 1), (50.0, 0, 10), (1.0, 50, 10), (500.0, 0, 100), (12_500.0, 0, 2500)],
