@@ -6,56 +6,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from tests.fake_nvml import UUID, FakeNvml
 
 from pytest_cudagraph import device, environment
 from pytest_cudagraph.device import Choice, choose, describe
 from pytest_cudagraph.errors import DeviceUnavailable
 
 REASON_BY_NAME = "the CPU was requested: its latencies are judged"
-
-
-class FakeNvml:
-    """``pynvml`` with a driver of so many GPUs; ``failing`` names the calls that raise."""
-
-    class NVMLError(Exception):
-        pass
-
-    def __init__(self, count=1, failing=(), clock_mhz=1980, uuid="GPU-12ab"):
-        self.count, self.failing, self.open, self.clock_mhz = count, failing, 0, clock_mhz
-        self.uuid = uuid
-
-    def _answer(self, name, value):
-        if name in self.failing:
-            raise self.NVMLError(f"{name} fails")
-        return value
-
-    def nvmlInit(self):
-        self._answer("nvmlInit", None)
-        self.open += 1
-
-    def nvmlShutdown(self):
-        self.open -= 1
-        self._answer("nvmlShutdown", None)
-
-    def nvmlDeviceGetCount(self):
-        return self._answer("nvmlDeviceGetCount", self.count)
-
-    def nvmlDeviceGetHandleByUUID(self, uuid):
-        if uuid != self.uuid:
-            raise self.NVMLError("Not Found")
-        return self._answer("nvmlDeviceGetHandleByUUID", 7)
-
-    def nvmlDeviceGetEnforcedPowerLimit(self, handle):
-        return self._answer("nvmlDeviceGetEnforcedPowerLimit", 700_000)
-
-    def nvmlDeviceGetApplicationsClock(self, handle, kind):
-        return self._answer("nvmlDeviceGetApplicationsClock", self.clock_mhz)
-
-    def nvmlDeviceGetDefaultApplicationsClock(self, handle, kind):
-        return self._answer("nvmlDeviceGetDefaultApplicationsClock", 1980)
-
-    def nvmlSystemGetDriverVersion(self):
-        return self._answer("nvmlSystemGetDriverVersion", "580.159")
 
 
 @pytest.fixture
@@ -230,7 +187,7 @@ def test_a_gpu_and_a_slice_of_one_are_found_by_their_uuid(machine, monkeypatch, 
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     properties = SimpleNamespace(name="NVIDIA H200", uuid=of_torch)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
-    assert describe("cuda").power_limit_w == 700
+    assert describe("cuda").power_limit_w == 500
 
 
 def test_the_gpu_that_is_described_is_the_current_one(machine, monkeypatch):
@@ -244,10 +201,10 @@ def test_the_gpu_that_is_described_is_the_current_one(machine, monkeypatch):
 def test_nvml_that_does_not_shut_down_costs_a_run_nothing(machine, monkeypatch):
     machine(available=True, nvml=FakeNvml(failing=["nvmlShutdown"]))
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    properties = SimpleNamespace(name="NVIDIA H200", uuid="12ab")
+    properties = SimpleNamespace(name="NVIDIA H200", uuid=UUID)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
     found = describe("cuda")
-    assert (found.driver, found.power_limit_w) == ("580.159", 700)
+    assert (found.driver, found.power_limit_w) == ("580.159", 500)
     machine(available=False, nvml=FakeNvml(0, failing=["nvmlShutdown"]))
     assert choose("auto", require_gpu=False).reason == "rehearsal on the CPU: the driver finds no GPU"
 
@@ -255,11 +212,11 @@ def test_nvml_that_does_not_shut_down_costs_a_run_nothing(machine, monkeypatch):
 @pytest.mark.parametrize(
     ("nvml", "name", "told"),
     [
-        ({}, "NVIDIA H200", (None, 700, "default clocks")),
-        ({"clock_mhz": 1500}, "NVIDIA H200", (None, 700, "application clock 1500 MHz")),
-        ({}, "NVIDIA H200 MIG 1g.18gb", ("1g.18gb", 700, "default clocks")),
+        ({}, "NVIDIA H200", (None, 500, "default clocks")),
+        ({"clock_mhz": 1500}, "NVIDIA H200", (None, 500, "application clock 1500 MHz")),
+        ({}, "NVIDIA H200 MIG 1g.18gb", ("1g.18gb", 500, "default clocks")),
         ({"failing": ["nvmlDeviceGetEnforcedPowerLimit"]}, "NVIDIA H200", (None, None, "default clocks")),
-        ({"failing": ["nvmlDeviceGetApplicationsClock"]}, "NVIDIA H200", (None, 700, None)),
+        ({"failing": ["nvmlDeviceGetApplicationsClock"]}, "NVIDIA H200", (None, 500, None)),
         ({"failing": ["nvmlDeviceGetHandleByUUID"]}, "NVIDIA H200", (None, None, None)),
         ({"failing": ["nvmlInit"]}, "NVIDIA H200", (None, None, None)),
     ],
@@ -268,7 +225,7 @@ def test_what_decides_a_gpus_speed_is_described(machine, monkeypatch, nvml, name
     fake = FakeNvml(**nvml)
     machine(available=True, nvml=fake)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    properties = SimpleNamespace(name=name, uuid="12ab")
+    properties = SimpleNamespace(name=name, uuid=UUID)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
     found = describe("cuda")
     assert (found.mig, found.power_limit_w, found.clocks) == told

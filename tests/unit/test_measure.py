@@ -7,6 +7,7 @@ import time
 from collections import Counter
 
 import pytest
+from tests.fake_clock import FakeClock
 
 from pytest_cudagraph.measure import Arms, Bounds, PerfCounterClock, measure, timer
 from pytest_cudagraph.measure.sampling import block_size
@@ -14,19 +15,6 @@ from pytest_cudagraph.protocols import Clock
 from pytest_cudagraph.stats import EvidenceRule, FixedTimeRule, summaries
 
 US, MS, S = 1e3, 1e6, 1e9
-
-
-class FakeClock:
-    """Time that passes only when an arm says so; ``cost_ns`` is what a reading itself takes."""
-
-    def __init__(self, resolution_ns=1.0, cost_ns=0):
-        self.resolution_ns = resolution_ns
-        self.time_ns = 0.0
-        self.cost_ns = cost_ns
-
-    def now_ns(self) -> int:
-        self.time_ns += self.cost_ns
-        return round(self.time_ns)
 
 
 class Arm:

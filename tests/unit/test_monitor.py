@@ -9,108 +9,11 @@ from types import SimpleNamespace
 import psutil
 import pytest
 import torch
+from tests.fake_clock import FakeClock
+from tests.fake_nvml import GIB, UUID, FakeNvml
 
 from pytest_cudagraph.errors import InputError
 from pytest_cudagraph.monitor import GpuCard, GpuSample, HostSample, PerfCard, PerfMonitor
-
-UUID = "c4ec2d3e-0000-1111-2222-333344445555"
-GIB = 2**30
-
-
-class FakeClock:
-    resolution_ns = 1.0
-
-    def __init__(self):
-        self.now = 1_000
-
-    def now_ns(self):
-        return self.now
-
-
-class FakeNvml:
-    """``pynvml`` with one GPU, the second in NVML's own order; ``failing`` maps calls to errors."""
-
-    NVML_CLOCK_SM, NVML_TEMPERATURE_GPU = 1, 0
-    nvmlClocksEventReasonGpuIdle, nvmlClocksEventReasonSwPowerCap = 1, 4
-    nvmlClocksThrottleReasonHwThermalSlowdown = 64
-    NVML_PERF_POLICY_POWER, NVML_PERF_POLICY_THERMAL = 0, 1
-    NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC = 1, 0
-
-    class NVMLError(Exception):
-        pass
-
-    def __init__(self, failing=None, pids=()):
-        self.failing = failing or {}
-        self.uuid = f"GPU-{UUID}"
-        self.pids = [*pids]
-        self.reasons = 1 | 4 | 64
-        self.clock = 1980
-        self.open = 0
-        self.held_ns = {0: 5_000_000, 1: 0}
-
-    def _answer(self, name, value):
-        if name in self.failing:
-            raise self.NVMLError(self.failing[name])
-        return value
-
-    def nvmlInit(self):
-        self._answer("nvmlInit", None)
-        self.open += 1
-
-    def nvmlShutdown(self):
-        self.open -= 1
-        self._answer("nvmlShutdown", None)
-
-    def nvmlDeviceGetHandleByUUID(self, uuid):
-        if uuid != self.uuid:
-            raise self.NVMLError("Not Found")
-        return self._answer("nvmlDeviceGetHandleByUUID", "handle 1")
-
-    def nvmlDeviceGetClockInfo(self, handle, which):
-        assert (handle, which) == ("handle 1", 1)
-        return self._answer("nvmlDeviceGetClockInfo", self.clock)
-
-    def nvmlDeviceGetMaxClockInfo(self, handle, which):
-        return self._answer("nvmlDeviceGetMaxClockInfo", 1980)
-
-    def nvmlDeviceGetTemperature(self, handle, which):
-        return self._answer("nvmlDeviceGetTemperature", 61)
-
-    def nvmlDeviceGetPowerUsage(self, handle):
-        return self._answer("nvmlDeviceGetPowerUsage", 652_300)
-
-    def nvmlDeviceGetMemoryInfo(self, handle):
-        return self._answer("nvmlDeviceGetMemoryInfo", SimpleNamespace(used=3 * GIB))
-
-    def nvmlDeviceGetComputeRunningProcesses(self, handle):
-        return self._answer("nvmlDeviceGetComputeRunningProcesses", [SimpleNamespace(pid=pid) for pid in self.pids])
-
-    def nvmlDeviceGetEnforcedPowerLimit(self, handle):
-        return self._answer("nvmlDeviceGetEnforcedPowerLimit", 500_000)
-
-    def nvmlDeviceGetPowerManagementDefaultLimit(self, handle):
-        return self._answer("nvmlDeviceGetPowerManagementDefaultLimit", 700_000)
-
-    def nvmlDeviceGetPersistenceMode(self, handle):
-        return self._answer("nvmlDeviceGetPersistenceMode", 0)
-
-    def nvmlDeviceGetMigMode(self, handle):
-        return self._answer("nvmlDeviceGetMigMode", [1, 1])
-
-    def nvmlDeviceGetTotalEccErrors(self, handle, kind, counter):
-        assert (kind, counter) == (1, 0)
-        return self._answer("nvmlDeviceGetTotalEccErrors", 2)
-
-    def nvmlDeviceGetViolationStatus(self, handle, policy):
-        held = SimpleNamespace(referenceTime=9, violationTime=self.held_ns[policy])
-        return self._answer("nvmlDeviceGetViolationStatus", held)
-
-    def nvmlDeviceGetCurrentClocksEventReasons(self, handle):
-        return self._answer("nvmlDeviceGetCurrentClocksEventReasons", self.reasons)
-
-    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle):
-        return self._answer("nvmlDeviceGetCurrentClocksThrottleReasons", self.reasons)
-
 
 EVERY_READING = {
     name: "Not Supported"
@@ -149,16 +52,16 @@ def watched():
 def test_the_time_is_that_of_the_body_by_the_clock_handed_in(no_gpu):
     clock = FakeClock()
     with PerfMonitor(clock=clock) as watch:
-        clock.now += 2_500
+        clock.time_ns += 2_500
     assert watch.card.duration_ns == 2_500
 
 
 def test_readings_are_taken_before_after_and_on_demand(gpu):
     nvml = gpu(FakeNvml())
     with PerfMonitor() as watch:
-        nvml.clock = 1200
+        nvml.clock_mhz = 1200
         watch.sample()
-        nvml.clock = 1755
+        nvml.clock_mhz = 1755
     assert len(watch.card.host) == 3
     assert [sample.sm_clock_mhz for sample in watch.card.gpus[0].samples] == [1980, 1200, 1755]
 
@@ -206,12 +109,12 @@ def test_without_a_gpu_the_host_is_read_and_one_note_says_so(no_gpu):
 
 
 def test_without_nvml_the_host_is_read_and_one_note_says_why(gpu):
-    gpu(FakeNvml({"nvmlInit": "NVML Shared Library Not Found"}))
+    gpu(FakeNvml(failing={"nvmlInit": "NVML Shared Library Not Found"}))
     assert watched().notes == ("no GPU readings: NVML Shared Library Not Found",)
 
 
 def test_a_reading_that_is_not_supported_is_left_out_with_one_note(gpu):
-    gpu(FakeNvml({"nvmlDeviceGetPowerUsage": "Not Supported", "nvmlDeviceGetTemperature": "Not Supported"}))
+    gpu(FakeNvml(failing={"nvmlDeviceGetPowerUsage": "Not Supported", "nvmlDeviceGetTemperature": "Not Supported"}))
     card = watched()
     assert (card.gpus[0].samples[0].power_w, card.gpus[0].samples[0].sm_clock_mhz) == (None, 1980)
     assert card.notes == ("GPU 0: no power, temperature (Not Supported)",)
@@ -219,7 +122,7 @@ def test_a_reading_that_is_not_supported_is_left_out_with_one_note(gpu):
 
 def test_a_reading_without_permission_is_left_out_beside_others(gpu):
     refused = {"nvmlDeviceGetComputeRunningProcesses": "Insufficient Permissions"}
-    gpu(FakeNvml({**refused, "nvmlDeviceGetPowerUsage": "Not Supported"}))
+    gpu(FakeNvml(failing={**refused, "nvmlDeviceGetPowerUsage": "Not Supported"}))
     card = watched()
     assert card.gpus[0].samples[0].other_processes is None
     assert not card.gpus[0].is_shared
@@ -258,7 +161,7 @@ def test_a_limit_that_held_between_two_readings_is_caught_by_its_counter(gpu):
 def test_settings_that_a_gpu_does_not_have_are_no_notes(gpu):
     settings = ("EnforcedPowerLimit", "PowerManagementDefaultLimit", "PersistenceMode", "MigMode", "TotalEccErrors")
     refused = [f"nvmlDeviceGet{name}" for name in (*settings, "ViolationStatus")]
-    gpu(FakeNvml(dict.fromkeys(refused, "Not Supported")))
+    gpu(FakeNvml(failing=dict.fromkeys(refused, "Not Supported")))
     card = watched()
     found = card.gpus[0]
     assert card.notes == ()
@@ -291,7 +194,7 @@ def test_an_interval_that_is_none_is_refused(every_s):
 
 
 def test_a_gpu_that_nvml_does_not_know_is_a_note(gpu):
-    gpu(FakeNvml({"nvmlDeviceGetHandleByUUID": "Not Found"}))
+    gpu(FakeNvml(failing={"nvmlDeviceGetHandleByUUID": "Not Found"}))
     card = watched()
     assert (card.gpus, card.notes) == ((), ("GPU 0: no readings (Not Found)",))
 
@@ -356,7 +259,7 @@ def test_what_torch_warns_of_a_driver_does_not_reach_the_watched_code(monkeypatc
 
 
 def test_an_older_driver_is_asked_by_the_older_name(gpu):
-    gpu(FakeNvml({"nvmlDeviceGetCurrentClocksEventReasons": "Function Not Found"}))
+    gpu(FakeNvml(failing={"nvmlDeviceGetCurrentClocksEventReasons": "Function Not Found"}))
     card = watched()
     assert card.gpus[0].slowdowns == ("power cap", "heat (hardware)")
     assert card.notes == ()
@@ -371,7 +274,7 @@ def test_an_older_pynvml_costs_a_reading_and_no_more(gpu, monkeypatch):
 
 
 def test_nvml_that_does_not_shut_down_is_a_note(gpu):
-    gpu(FakeNvml({"nvmlShutdown": "Unknown Error"}))
+    gpu(FakeNvml(failing={"nvmlShutdown": "Unknown Error"}))
     assert watched().notes == ("NVML did not shut down (Unknown Error)",)
 
 

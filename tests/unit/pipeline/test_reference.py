@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from tests.fake_clock import FakeClock
 
 from pytest_cudagraph.backends.cpu import CpuBackend
 from pytest_cudagraph.errors import CaptureRefusal
@@ -10,21 +11,13 @@ from pytest_cudagraph.measure import PerfCounterClock
 from pytest_cudagraph.pipeline.device_context import Reference, _workload
 
 
-class Clock:
+def clock():
     """Every look at it takes a tenth of a millisecond."""
-
-    resolution_ns = 1.0
-
-    def __init__(self):
-        self.ns = 0
-
-    def now_ns(self):
-        self.ns += 100_000
-        return self.ns
+    return FakeClock(cost_ns=100_000)
 
 
 def reference():
-    return Reference(CpuBackend(), Clock())
+    return Reference(CpuBackend(), clock())
 
 
 def test_it_takes_a_tenth_of_the_time_and_not_all_at_once():
@@ -70,7 +63,7 @@ class Refuses(CpuBackend):
 
 def test_where_it_cannot_be_captured_there_is_none():
     backend = Refuses()
-    subject = Reference(backend, Clock())
+    subject = Reference(backend, clock())
     for _ in range(2):
         found = subject.readings()
         found.keep_up(1e12)
