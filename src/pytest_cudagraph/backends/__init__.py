@@ -1,4 +1,4 @@
-"""One backend a file: how graphs are captured on one kind of device."""
+"""The backends: how graphs are captured on a CPU and on an NVIDIA GPU."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ __all__ = ["open_backend"]
 
 
 def open_backend(kind: Kind) -> Backend:
-    """The backend of one kind of device; :class:`~pytest_cudagraph.errors.DeviceUnavailable` where it is not there."""
-    # Late, so that a run on one kind of device loads nothing of the other.
+    """Open the backend of one kind of device."""
+    # Late, so that a run on one kind of device does not import the other backend.
     if kind == "cpu":
         from pytest_cudagraph.backends.cpu import CpuBackend
 

@@ -1,4 +1,4 @@
-"""The fixed buffers of a captured graph: static inputs, and outputs that are poisoned until a replay writes them."""
+"""The fixed buffers of a captured graph: static inputs, and outputs that a test can poison."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from pytest_cudagraph.values import Receipt
 
 
 def poison(tensor: torch.Tensor) -> None:
-    """Fill with NaN; integers with their largest value, booleans with True, for want of a NaN."""
+    """Fill with NaN, integers with their largest value, booleans with True."""
     with torch.inference_mode():
         tensor.fill_(poison_value(tensor.dtype))
 
 
 def poison_value(dtype: torch.dtype) -> float | int | bool:
-    """The sentinel of one dtype."""
+    """The value that :func:`poison` fills in."""
     if dtype.is_floating_point or dtype.is_complex:
         return float("nan")
     return True if dtype is torch.bool else torch.iinfo(dtype).max
 
 
 def check_output(output: Any) -> list[torch.Tensor]:
-    """The tensors of an output; :class:`~pytest_cudagraph.errors.InputError` where a replay could not renew it."""
+    """The tensors of an output; raises :class:`~pytest_cudagraph.errors.InputError` if a replay cannot renew it."""
     named = pytree.named_leaves(output)
     for path, leaf in named:
         if pytree.is_exhaustible(leaf):
@@ -44,11 +44,11 @@ def check_output(output: Any) -> list[torch.Tensor]:
     return tensors
 
 
-_REMEDY = "pad the inputs to what was captured, or capture another graph"
+_REMEDY = "pad the inputs to the captured shape, or capture another graph"
 
 
 class _Buffer(NamedTuple):
-    """One tensor argument as it was captured; ``position`` counts the leaves of all arguments."""
+    """One captured tensor argument; ``position`` counts the leaves of all arguments."""
 
     position: int
     shape: torch.Size
@@ -58,9 +58,9 @@ class _Buffer(NamedTuple):
 
 
 class StaticInputs:
-    """Copies of the example arguments at addresses that stay; plain Python arguments are kept as they are.
+    """Copies of the example's tensors at fixed addresses, and its plain Python arguments.
 
-    Buffers are ordinary tensors (never inference tensors), so that they can be written in any grad mode.
+    The buffers are no inference tensors, so that they can be written in any grad mode.
     """
 
     def __init__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
@@ -78,7 +78,7 @@ class StaticInputs:
         self.args, self.kwargs = unflatten(self._structure, leaves)
 
     def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The buffers in containers of their own: a model that takes items out of a dict finds them all next time."""
+        """The buffers in new containers, since a model may take items out of a dict."""
         args, kwargs = map_tensors(lambda tensor: tensor, (self.args, self.kwargs))
         return args, kwargs
 
@@ -89,14 +89,14 @@ class StaticInputs:
 
     @property
     def bytes(self) -> int:
-        """What the buffers hold."""
+        """The total size of the buffers."""
         return sum(tensor.untyped_storage().nbytes() for tensor in self.tensors)
 
     def copy_in(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Copy a call's tensors into the buffers, in order of the current stream, without waiting.
+        """Copy a call's tensors into the buffers on the current stream, without waiting.
 
         Raises :class:`~pytest_cudagraph.errors.InputError` for another structure, shape, dtype or device, and for a
-        plain argument that differs from the one baked into the graph; then no buffer has been touched.
+        plain argument that differs from the captured one. No buffer is changed then.
         """
         __tracebackhide__ = True
         leaves, structure = flatten((args, kwargs))
@@ -111,7 +111,7 @@ class StaticInputs:
         if torch.is_inference_mode_enabled():
             self._copy(leaves)
         else:
-            # Without no_grad a source that requires grad would make the buffer part of an autograd graph.
+            # Otherwise a source that requires grad would add the buffer to an autograd graph.
             with torch.no_grad():
                 self._copy(leaves)
 
@@ -157,7 +157,7 @@ class BufferedGraph:
 
 
 def argument_names(structure: Structure) -> list[str]:
-    """How a caller knows each leaf of ``(args, kwargs)``: ``args[0]``, ``kwargs['mask']``."""
+    """The name of each leaf of ``(args, kwargs)``: ``args[0]``, ``kwargs['mask']``."""
     roots = {"[0]": "args", "[1]": "kwargs"}
     return [roots[path[:3]] + path[3:] for path in paths(structure)]
 
@@ -175,7 +175,7 @@ def _own_copy(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _by_dtype(buffers: list[_Buffer]) -> list[tuple[list[torch.Tensor], list[int]]]:
-    # One launch copies a list only if its tensors share a dtype; a mixed list is copied one by one.
+    # One launch can copy a list only if its tensors have one dtype.
     groups: dict[torch.dtype, tuple[list[torch.Tensor], list[int]]] = {}
     for buffer in buffers:
         targets, positions = groups.setdefault(buffer.dtype, ([], []))
@@ -186,7 +186,7 @@ def _by_dtype(buffers: list[_Buffer]) -> list[tuple[list[torch.Tensor], list[int
 
 def _fits(buffer: _Buffer, given: Any) -> bool:
     return (
-        # Asked at every replay: isinstance of a tensor runs Python of torch's metaclass.
+        # This runs at every replay, and isinstance of a tensor calls Python code of torch.
         (type(given) is torch.Tensor or isinstance(given, torch.Tensor))
         and given.shape == buffer.shape
         and given.dtype is buffer.dtype
@@ -195,14 +195,14 @@ def _fits(buffer: _Buffer, given: Any) -> bool:
 
 
 def _is_equal(given: Any, captured: Any) -> bool:
-    # 1, 1.0 and True are equal but do not compute the same; a comparison that yields an array says nothing.
+    # 1, 1.0 and True are equal but compute different results. A comparison may also return an array.
     return type(given) is type(captured) and (given == captured) is True
 
 
 def _structure_text(captured: Structure, given: Structure) -> str:
     wanted, found = argument_names(captured), argument_names(given)
     if wanted == found:
-        return f"the arguments are nested in other types than those the graph was captured for\n{_REMEDY}"
+        return f"the containers of the arguments have other types than at capture\n{_REMEDY}"
     return (
         f"the graph was captured for {', '.join(wanted) or 'no arguments'}; "
         f"this call gives {', '.join(found) or 'no arguments'}\n{_REMEDY}"

@@ -1,7 +1,7 @@
-"""Operations whose GPU kernels end the process's work on the device instead of raising, asked before they run.
+"""Checks operations before they run on a GPU, where invalid arguments would make the device unusable.
 
-A CPU raises ``IndexError`` for an index out of range, and the call has failed; a GPU's kernel traps, and nothing runs
-on that device any more. Inputs that a model was never meant for must not do that to a test session.
+For an index out of range, a CPU raises ``IndexError``. A GPU kernel fails a device-side assert instead, and the process
+cannot use that GPU any more. Unusual inputs must not end a test session in this way.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ _Arguments = Sequence[Any]
 
 
 class WouldTrapError(Exception):
-    """That an operation was not run, since its kernel would not have survived its arguments, or nobody can tell."""
+    """The operation was not run: its kernel would fail a device-side assert, or it cannot be checked."""
 
 
 class TrapGuard(ObservingMode):
-    """Raises :class:`WouldTrapError` before an operation that would trap; waits for the device to know."""
+    """Raises :class:`WouldTrapError` before an operation that would trap; each check waits for the device."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -29,7 +29,7 @@ class TrapGuard(ObservingMode):
         name = func.overloadpacket._qualified_op_name
         namespace, _, base = name.partition("::")
         if namespace not in ("aten", "prims", "prim"):
-            raise WouldTrapError(f"{name} cannot be looked into")
+            raise WouldTrapError(f"{name} cannot be checked")
         is_safe = _RULES.get(base) or _RULES.get(base.rstrip("_"))
         if is_safe is not None and not is_safe(args):
             raise WouldTrapError(f"{name} would trap")
@@ -108,9 +108,9 @@ _RULES: Mapping[str, Callable[[_Arguments], bool]] = {
     "nll_loss_forward": _classes,
     "nll_loss2d_forward": _classes,
     "multinomial": _weights_to_draw_by,
-    "bernoulli": lambda args: _between_0_and_1(args),
+    "bernoulli": _between_0_and_1,
     "bernoulli_": lambda args: _between_0_and_1(args, 1),
     "binary_cross_entropy": _between_0_and_1,
     "_assert_async": _holds,
 }
-"""By operation, out of place or else in place; whether it takes these positional arguments."""
+"""By the name of an operation: whether its kernel accepts these positional arguments."""

@@ -96,25 +96,25 @@ def test_inputs_that_require_grad_can_be_copied_in_outside_inference_mode(backen
             (torch.ones(3),),
             {"factor": 2.0},
             "args[0]: the graph was captured for float32 (4,) on cpu; this call gives float32 (3,) on cpu\n"
-            "pad the inputs to what was captured, or capture another graph",
+            "pad the inputs to the captured shape, or capture another graph",
         ),
         (
             (torch.ones(4, dtype=torch.int32),),
             {"factor": 2.0},
             "args[0]: the graph was captured for float32 (4,) on cpu; this call gives int32 (4,) on cpu\n"
-            "pad the inputs to what was captured, or capture another graph",
+            "pad the inputs to the captured shape, or capture another graph",
         ),
         (
             (torch.ones(4, device="meta"),),
             {"factor": 2.0},
             "args[0]: the graph was captured for float32 (4,) on cpu; this call gives float32 (4,) on meta\n"
-            "pad the inputs to what was captured, or capture another graph",
+            "pad the inputs to the captured shape, or capture another graph",
         ),
         (
             (5.0,),
             {"factor": 2.0},
             "args[0]: the graph was captured for float32 (4,) on cpu; this call gives 5.0\n"
-            "pad the inputs to what was captured, or capture another graph",
+            "pad the inputs to the captured shape, or capture another graph",
         ),
         (
             (torch.ones(4),),
@@ -138,13 +138,13 @@ def test_inputs_that_require_grad_can_be_copied_in_outside_inference_mode(backen
             (torch.ones(4),),
             {},
             "the graph was captured for args[0], kwargs['factor']; this call gives args[0]\n"
-            "pad the inputs to what was captured, or capture another graph",
+            "pad the inputs to the captured shape, or capture another graph",
         ),
         (
             ([torch.ones(4)],),
             {"factor": 2.0},
             "the graph was captured for args[0], kwargs['factor']; this call gives args[0][0], kwargs['factor']\n"
-            "pad the inputs to what was captured, or capture another graph",
+            "pad the inputs to the captured shape, or capture another graph",
         ),
     ],
 )
@@ -165,7 +165,7 @@ def test_nothing_is_copied_when_a_later_argument_does_not_fit(backend):
 
 def test_lists_and_tuples_of_the_same_tensors_are_told_apart(backend):
     graph = capture(backend, lambda xs: xs[0] + 1, [torch.ones(2)])
-    with pytest.raises(InputError, match="nested in other types"):
+    with pytest.raises(InputError, match="containers of the arguments have other types"):
         graph((torch.ones(2),))
 
 

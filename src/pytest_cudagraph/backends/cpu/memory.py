@@ -1,4 +1,4 @@
-"""The memory of a recording: storages it made, results of operations, and memory that it borrows."""
+"""The memory of a recording: the storages that it makes, changes and borrows."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from pytest_cudagraph.errors import DeadTensorError
 from pytest_cudagraph.units import plural
 from pytest_cudagraph.values import Site
 
-# What torch says of a tensor whose elements share memory, as after expand (at::MemOverlap::Yes).
+# at::MemOverlap::Yes: elements of the tensor share memory, as after expand.
 _OVERLAPS = 1
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor's storage from its first to its last element, as one row."""
+    """The whole storage of the tensor, as one row."""
     return torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(tensor.untyped_storage())
 
 
 def poison(tensor: torch.Tensor) -> None:
-    """Fill the whole storage with NaN, or with what stands for it in other dtypes."""
+    """Fill the whole storage with NaN, or with the sentinel of its dtype."""
     if tensor.is_quantized:
         torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage()).fill_(255)
         return
@@ -36,12 +36,12 @@ def poison(tensor: torch.Tensor) -> None:
 
 
 def overlaps(tensor: torch.Tensor) -> bool:
-    """Whether elements share memory, so that torch refuses to write the tensor as a whole."""
+    """Whether elements share memory, so that torch refuses to write the whole tensor."""
     return torch._debug_has_internal_overlap(tensor) == _OVERLAPS
 
 
 def copier(buffer: torch.Tensor) -> Callable[[torch.Tensor], object]:
-    """What writes a result of the same layout into ``buffer``."""
+    """A function that writes a result of the same layout into ``buffer``."""
     if not overlaps(buffer):
         return buffer.copy_
     row = whole(buffer)
@@ -49,7 +49,7 @@ def copier(buffer: torch.Tensor) -> Callable[[torch.Tensor], object]:
 
 
 def same_layout(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy in memory of its own with the same strides, gaps and overlaps included."""
+    """A copy in new memory with the same strides, including gaps and overlaps."""
     storage = whole(tensor).clone().untyped_storage()
     return torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(
         storage, tensor.storage_offset(), tensor.shape, tensor.stride()
@@ -57,21 +57,21 @@ def same_layout(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class StorageHistory:
-    """Which storages a recording made, and what was in the others before it wrote to them."""
+    """The storages that a recording made, and the old contents of those that it wrote to."""
 
     def __init__(self) -> None:
         self._made: dict[int, torch.Tensor] = {}
         self._before: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def add_made(self, key: int, tensor: torch.Tensor) -> None:
-        # The alias keeps the storage, so that its key cannot come to mean another one.
+        # The alias keeps the storage alive, so that no other storage gets its key.
         self._made.setdefault(key, tensor.detach())
 
     def is_made(self, key: int | None) -> bool:
         return key in self._made
 
     def save(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Keep what is in these storages, once each, unless the recording made them itself."""
+        """Save the contents of these storages, once each, except those that the recording made."""
         for tensor in tensors:
             key = storage_key(tensor)
             if key is not None and key not in self._made and key not in self._before:
@@ -79,7 +79,7 @@ class StorageHistory:
                 self._before[key] = (row, row.clone())
 
     def undo(self) -> None:
-        """Put back what was written to storages that existed before the recording."""
+        """Restore the saved contents."""
         for row, before in self._before.values():
             row.copy_(before)
         self._before.clear()
@@ -89,7 +89,7 @@ class StorageHistory:
             poison(tensor)
 
     def made_among(self, tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-        """Of these tensors' storages those that the recording made, one tensor for each."""
+        """One tensor for each storage of these tensors that the recording made."""
         keys = {storage_key(tensor) for tensor in tensors}
         return [tensor for key, tensor in self._made.items() if key in keys]
 
@@ -104,7 +104,7 @@ ResultPath = tuple[int, ...]
 def fresh_results(
     result: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[tuple[ResultPath, torch.Tensor], ...]:
-    """Results that share no storage with an argument: decided by storage, as reshape is a view only sometimes."""
+    """Results that share no storage with an argument. The schema does not tell: reshape is a view only sometimes."""
     given = {storage_key(tensor) for tensor in tensors_of([args, dict(kwargs)])} - {None}
     return tuple((path, tensor) for path, tensor in _walk(result) if storage_key(tensor) not in given)
 
@@ -124,12 +124,12 @@ _address_of = torch.UntypedStorage.data_ptr
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Borrowed:
-    """One storage as it was at capture, and who read it there first."""
+    """One storage at capture, and the operation that read it first."""
 
     storage: weakref.ref[torch.UntypedStorage]
     address: int
     borrowed: torch.UntypedStorage
-    """The same memory, owned by nobody here."""
+    """The same memory, without ownership."""
     text: str
 
     @property
@@ -139,7 +139,7 @@ class _Borrowed:
 
 
 class BorrowedMemory:
-    """What one tape borrows. ``names`` tells what the model calls its tensors, by storage."""
+    """The memory that one tape reads by address and does not own. ``names`` has the model's names by storage key."""
 
     def __init__(self, names: Mapping[int, str]) -> None:
         self._names = names
@@ -149,34 +149,34 @@ class BorrowedMemory:
         self._addresses: list[int] = []
 
     def borrow(self, tensor: torch.Tensor, operation: str) -> torch.Tensor:
-        """The same tensor by address. The caller sees to it that :meth:`is_stale` is asked before it is read."""
+        """An alias that does not keep the memory alive. Check :meth:`is_stale` before each use."""
         key = storage_key(tensor)
         if key is None or not tensor.untyped_storage().data_ptr():
-            return plain_alias(tensor)  # no memory, or none at an address (sparse, oneDNN)
+            return plain_alias(tensor)  # it has no memory at an address (sparse, oneDNN)
         if key not in self._borrowed:
-            self._borrowed[key] = self._meet(tensor, key, operation)
+            self._borrowed[key] = self._first_use(tensor, key, operation)
         alias = plain_alias(tensor)
         borrowed = self._borrowed[key].borrowed
         return alias.set_(borrowed, tensor.storage_offset(), tensor.shape, tensor.stride())
 
     def is_stale(self) -> bool:
-        """Whether memory has been freed or has moved; of parameters only whether it has been freed.
+        """Whether memory was freed, or memory of other tensors than parameters has moved.
 
-        Asked before every replay: death flips a flag, and only what ordinary code resizes is looked at.
+        Runs before every replay. Freed memory sets a flag, and only tensors that code may resize are compared.
         """
         if self._is_dead:
             return True
         try:
             return bool(self._movable) and [_address_of(ref()) for ref in self._movable] != self._addresses  # type: ignore[arg-type]
-        except TypeError:  # None: it died between the two lines
+        except TypeError:  # the storage was freed in between, so the reference is None
             return True
 
     def has_moved(self) -> bool:
-        """The same of all memory, parameters too."""
+        """Whether any memory was freed or has moved, that of parameters included."""
         return not all(each.is_there for each in self._borrowed.values())
 
     def error(self, batch_size: int) -> DeadTensorError:
-        """What is no longer there, by name, or by the operation and the line that read it."""
+        """The error for freed or moved memory, with its names, operations and lines."""
         gone = [each.text for each in self._borrowed.values() if not each.is_there]
         lines = gone[:_SHOWN] + ([f"and {len(gone) - _SHOWN} more"] if len(gone) > _SHOWN else [])
         return DeadTensorError(
@@ -190,9 +190,9 @@ class BorrowedMemory:
             )
         )
 
-    def _meet(self, tensor: torch.Tensor, key: int, operation: str) -> _Borrowed:
+    def _first_use(self, tensor: torch.Tensor, key: int, operation: str) -> _Borrowed:
         storage = tensor.untyped_storage()
-        ref = weakref.ref(storage, self._bury)
+        ref = weakref.ref(storage, self._mark_dead)
         if not isinstance(tensor, nn.Parameter):
             self._movable.append(ref)
             self._addresses.append(storage.data_ptr())
@@ -203,12 +203,12 @@ class BorrowedMemory:
             text=_text(tensor, self._names.get(key, ""), operation, sources.user_site()),
         )
 
-    def _bury(self, ref: object) -> None:
+    def _mark_dead(self, ref: object) -> None:
         self._is_dead = True
 
 
 def plain_alias(tensor: torch.Tensor) -> torch.Tensor:
-    """An alias that no later rebinding reaches, without a subclass's Python."""
+    """An alias that later changes of the tensor object do not affect; without Python code of a subclass."""
     with torch._C.DisableTorchFunctionSubclass():
         alias = tensor.detach()
         is_named_only = type(alias).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
@@ -216,7 +216,7 @@ def plain_alias(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def names_of(model: Callable[..., Any]) -> dict[int, str]:
-    """What a module, or the module that a method is bound to, calls the tensors it holds; by storage."""
+    """The names of a module's tensors by storage key. A bound method stands for its module."""
     module = model if isinstance(model, nn.Module) else getattr(model, "__self__", None)
     names: dict[int, str] = {}
     if not isinstance(module, nn.Module):

@@ -16,7 +16,7 @@ from pytest_cudagraph.backends.dispatch import ObservingMode, hidden_from_compil
 
 
 class SeenMemory(ObservingMode):
-    """Sees the memory of whatever is dispatched; changes nothing, keeps nothing alive."""
+    """Notes the storages of all dispatched operations, without keeping them alive."""
 
     supports_higher_order_operators = True
 
@@ -25,18 +25,18 @@ class SeenMemory(ObservingMode):
         self._seen: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
     def has_seen(self, key: int) -> bool:
-        """Whether this storage took part in a witnessed call and has been there since."""
+        """Whether an observed call used this storage, which still exists."""
         return key in self._seen
 
     def see(self, values: Any) -> None:
-        """Take note of the tensors in arguments or results."""
+        """Note the tensors in arguments or results."""
         for tensor in tensors_of(values):
             key = storage_key(tensor)
             if key is not None and key not in self._seen:
                 self._seen[key] = weakref.ref(tensor.untyped_storage(), partial(self._forget, key))
 
     def _forget(self, key: int, ref: object) -> None:
-        # Once its storage is gone, a key may come to mean another one.
+        # Another storage may get the key of a freed one.
         self._seen.pop(key, None)
 
     def __torch_dispatch__(
@@ -58,15 +58,15 @@ def watch_memory() -> SeenMemory:
 
 _DENSE_KEY = torch._C.DispatchKey.CompositeExplicitAutograd
 
-# Outside of torch's own conditional graphs these let the host decide, by reading a tensor.
+# The host reads a tensor to decide, except in torch's conditional graphs.
 _READS_ITS_CONDITION = frozenset({"cond", "while_loop"})
 
-# The plain form of most others refuses to run under a dispatch mode.
+# The plain forms of most other operators do not run under a dispatch mode.
 _KNOWN_PARTS = frozenset({"flex_attention"})
 
 
 class OperationRecorder(ObservingMode):
-    """Writes what one call dispatches to a tape, and refuses what a CUDA capture refuses."""
+    """Records the operations of one call on a tape, and refuses what a CUDA capture refuses."""
 
     supports_higher_order_operators = True
 
@@ -100,12 +100,12 @@ class OperationRecorder(ObservingMode):
         return self._record_parts(func, args, kwargs)
 
     def _record_parts(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """A higher-order operator by what its plain form dispatches."""
+        """Record the operations that the plain form of a higher-order operator dispatches."""
         name = func.name()
         if name in _READS_ITS_CONDITION:
             self._refusals.refuse(hazards.CAPTURE_UNSUPPORTED.text, hazard="host-sync", operation=name)
         if name not in _KNOWN_PARTS:
-            text = "the CPU twin does not know the parts of this operator"
+            text = "the CPU twin does not support this higher-order operator"
             self._refusals.refuse(text, hazard="unknown-op", operation=name)
         with self:
             return func.py_kernels[_DENSE_KEY](*args, **kwargs)

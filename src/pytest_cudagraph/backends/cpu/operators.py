@@ -1,4 +1,4 @@
-"""What a recording must know of one operator, and the fastest Python binding that calls it."""
+"""The properties of an operator, and the fastest Python binding that calls it."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from pytest_cudagraph.backends.dispatch import ObservingMode, tensors_of
 
 _COMPOSITE_KEY = torch._C.DispatchKey.CompositeImplicitAutograd
 
-# Memory without values: a replay has nothing to compute.
+# They allocate memory without values, so a replay has nothing to compute.
 _ALLOCATIONS = frozenset("empty empty_like empty_strided empty_permuted new_empty new_empty_strided".split())
 
-# These change a tensor's view of its memory, not the memory; a second run would change it once more.
+# They change how a tensor views its memory. A second run would change it again.
 _METADATA_ONLY = frozenset("set_ resize_ resize_as_ detach_ requires_grad_ rename_".split())
 
-# Normalisation updates its running statistics without saying so in its schema.
+# Normalisation updates its running statistics, which its schema does not declare.
 _UNDECLARED_WRITES = frozenset({"running_mean", "running_var"})
 _WRITE_SWITCHES = frozenset({"training", "train", "use_input_stats"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traits:
-    """One operator: is it made of others, random, a mere allocation; which of its arguments does it write."""
+    """The properties of one operator."""
 
     name: str
     composite: Callable[..., Any] | None
-    """Runs the operator by its parts, each of which is dispatched; None where it has no parts."""
+    """Runs the operators that this one consists of; None if it is a single one."""
     random: bool
     allocates: bool
     metadata_only: bool
@@ -40,7 +40,7 @@ class Traits:
     _switch: tuple[int, str] | None
 
     def written(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
-        """The tensors that this call writes to."""
+        """The tensors that a call with these arguments writes to."""
         places = self._writes
         if self._switch is not None and _argument(self._switch, args, kwargs):
             places += self._undeclared
@@ -70,7 +70,7 @@ def traits_of(func: torch._ops.OpOverload) -> Traits:
 
 
 def baked(value: Any, alias: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """The same arguments by address: each tensor as ``alias`` gives it, lists copied."""
+    """The same arguments with ``alias(tensor)`` for each tensor, and with copies of lists."""
     if isinstance(value, torch.Tensor):
         return alias(value)
     if type(value) in (list, tuple):
@@ -91,7 +91,7 @@ def _composite(func: torch._ops.OpOverload) -> Callable[..., Any] | None:
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     if not has_kernel(name, "CompositeImplicitAutograd") or has_kernel(name, "CPU"):
         return None
-    # Not func.decompose(): torch registers Python decompositions there whose last bits differ.
+    # func.decompose() may use Python decompositions, whose last bits differ.
     return functools.partial(func._op_dk, _COMPOSITE_KEY)
 
 
@@ -109,7 +109,7 @@ _MODULES = tuple(
 
 
 def bind(func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> Call:
-    """A callable without arguments that runs ``func``; ``result`` is what it returned before."""
+    """A callable without arguments that runs ``func``; ``result`` is its earlier result."""
     found = find_binding(func, args, kwargs, result, kwargs)
     return found or functools.partial(func._op, *args, **kwargs)
 
@@ -127,7 +127,7 @@ def find_binding(
         try:
             with probe:
                 binding(*args, **spelled)
-        except (TypeError, RuntimeError, ValueError):  # a binding of another signature says so in one of these
+        except (TypeError, RuntimeError, ValueError):  # the binding has another signature
             continue
         if probe.saw(func, args, kwargs):
             return functools.partial(binding, *args, **spelled)
@@ -136,7 +136,7 @@ def find_binding(
 
 def _candidates(func: torch._ops.OpOverload, args: tuple[Any, ...]) -> Iterator[Call]:
     name = func._schema.name.partition("::")[2]
-    # The base class: torch.Tensor's own methods may be Python, or guarded for the time of the recording.
+    # The base class, because methods of torch.Tensor may be Python, or replaced during the recording.
     if args and isinstance(args[0], torch.Tensor) and hasattr(torch._C.TensorBase, name):
         yield getattr(torch._C.TensorBase, name)
     for module in _MODULES:
@@ -145,18 +145,18 @@ def _candidates(func: torch._ops.OpOverload, args: tuple[Any, ...]) -> Iterator[
 
 
 class _Probe(ObservingMode):
-    """Sees what would be dispatched, and answers with a known result instead of running it."""
+    """Notes the dispatched operation, and returns a known result instead of running it."""
 
-    def __init__(self, answer: Any) -> None:
+    def __init__(self, result: Any) -> None:
         super().__init__()
-        self._answer = answer
+        self._result = result
         self._seen: list[tuple[Any, tuple[Any, ...], Mapping[str, Any]]] = []
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         self._seen.append((func, args, kwargs or {}))
-        return self._answer
+        return self._result
 
     def saw(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
         return len(self._seen) == 1 and self._seen[0][0] is func and _same(self._seen[0][1:], (args, dict(kwargs)))

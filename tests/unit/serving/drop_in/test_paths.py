@@ -306,5 +306,5 @@ def test_inputs_that_no_graph_takes_leave_the_model_itself(example, options, not
 def test_a_missing_gpu_leaves_the_model_itself(model, eager):
     served = compiler(device="cuda").compile_model_aot(model, (torch.ones(2, 3),), {}, "none")
     assert torch.equal(served(torch.ones(2, 3)), eager(model, torch.ones(2, 3)))
-    assert served.statistics().notes[0].startswith("not captured: the device cuda was asked for")
+    assert served.statistics().notes[0].startswith("not captured: the device cuda was requested")
     assert served.statistics().device == ""
