@@ -1,1 +1,1 @@
-"""What serving code uses without pytest: ``GraphRunner``, and the drop-in compiler for pipelines."""
+"""Serves models without pytest: ``GraphRunner``, and the drop-in compiler for pipelines."""

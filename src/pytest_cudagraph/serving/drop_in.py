@@ -1,4 +1,4 @@
-"""Several models, each on its optimised path, found again by identity and never kept alive."""
+"""The drop-in compiler: optimises several models, finds them by identity and does not keep them alive."""
 
 from __future__ import annotations
 
@@ -10,31 +10,34 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from pytest_cudagraph.errors import InputError
 from pytest_cudagraph.protocols import Model
 from pytest_cudagraph.serving.model_watch import is_same, reference_to
-from pytest_cudagraph.serving.request import Options, make_request
+from pytest_cudagraph.serving.request import CompilerOptions, make_request
 from pytest_cudagraph.serving.served_model import ServedModel
-from pytest_cudagraph.serving.statistics import CompilerStatistics, EventLog, Fallback, InferenceResult
+from pytest_cudagraph.serving.statistics import (
+    CompilerStatistics,
+    EventLog,
+    InferenceResult,
+    ModelStatistics,
+    NoGraphReason,
+)
 
-if TYPE_CHECKING:
-    from pytest_cudagraph.serving.statistics import InferenceResult, ModelStatistics
-
-_GIVES_ITSELF = frozenset(
+_RETURN_SELF = frozenset(
     {"eval", "train", "to", "cpu", "cuda", "half", "float", "double", "bfloat16", "type", "requires_grad_", "apply"}
 )
-"""Methods of a module that hand the module back: through the handle, they hand the handle back."""
+"""Methods that return the module; through the handle they return the handle."""
 
 
 class OptimizedModel:
-    """A model that serves its calls from graphs or compiled code where it can, and from itself where it cannot.
+    """A model that serves its calls from graphs or compiled code where possible, else from itself.
 
-    Calls are as the model's own, in inference mode. Attributes are the model's: ``handle.config``, ``handle.eval()``;
-    a method such as ``generate`` runs the model itself. It keeps the model alive.
+    Calls have the model's signature and run in inference mode. Attributes are the model's: ``handle.config``,
+    ``handle.eval()``. Other methods, such as ``generate``, run the model itself. The handle keeps the model alive.
     """
 
     __slots__ = ("__weakref__", "_model", "_served")
@@ -44,31 +47,31 @@ class OptimizedModel:
 
     @property
     def original(self) -> Model:
-        """The model as it was handed in."""
+        """The model itself."""
         return self._model
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """What the model returns; raises what the model raises."""
-        return self._served.answer(self._model, args, kwargs).output
+        """The model's output; raises what the model raises."""
+        return self._served.serve(self._model, args, kwargs).output
 
     def infer(self, *args: Any, **kwargs: Any) -> InferenceResult:
-        """The same, with what served the call, and why it was no graph."""
-        return self._served.answer(self._model, args, kwargs)
+        """The model's output, with the path that served the call and the reason."""
+        return self._served.serve(self._model, args, kwargs)
 
     def statistics(self) -> ModelStatistics:
-        """What was served until now."""
+        """All calls until now."""
         return self._served.statistics()
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._model, name)
-        return functools.partial(self._itself_after, found) if name in _GIVES_ITSELF and callable(found) else found
+        return functools.partial(self._call_method, found) if name in _RETURN_SELF and callable(found) else found
 
     def __repr__(self) -> str:
         return f"OptimizedModel({self._served.request.name!r}, mode={self._served.request.mode!r})"
 
-    def _itself_after(self, method: Any, *args: Any, **kwargs: Any) -> Any:
-        given = method(*args, **kwargs)
-        return self if given is self._model else given
+    def _call_method(self, method: Any, *args: Any, **kwargs: Any) -> Any:
+        returned = method(*args, **kwargs)
+        return self if returned is self._model else returned
 
 
 _COMPILE_TIMEOUT_S = 600.0
@@ -83,7 +86,7 @@ def create_integrated_compiler(
     max_graphs: int | None = None,
     compile_timeout_s: float = _COMPILE_TIMEOUT_S,
 ) -> IntegratedAOTCompiler:
-    """A compiler for a pipeline; see :class:`IntegratedAOTCompiler`, which takes the same arguments."""
+    """Create an :class:`IntegratedAOTCompiler`, which has the same arguments."""
     return IntegratedAOTCompiler(
         enable_cuda_graphs=enable_cuda_graphs,
         batch_sizes=batch_sizes,
@@ -101,17 +104,17 @@ class _Entry:
 
 
 class IntegratedAOTCompiler:
-    """Compiles and captures models for a pipeline, which goes on as if they were its own::
+    """Compiles and captures models for a pipeline, which uses them like its own::
 
         with create_integrated_compiler(batch_sizes=(1, 2, 4, 8), cache_dir="compiled") as compiler:
             model = compiler.compile_model_aot(model, (tokens,), {"model_name": "ranker"}, "default")
             scores = model(tokens)
 
-    Whatever cannot be optimised runs eager: it is logged once under ``pytest_cudagraph.serving``, counted in
+    What cannot be optimised runs eager. It is logged once under ``pytest_cudagraph.serving``, counted in
     :meth:`statistics`, and never raised. Safe from any number of threads. ``cache_dir`` keeps ahead-of-time packages
-    for later processes; without it, :meth:`cleanup` removes them. ``device`` is ``cuda``, ``cpu``, or ``auto``: where
-    the example inputs lie. ``max_graphs`` bounds the graphs of each model, ``compile_timeout_s`` the compile of one
-    model for all batch sizes together. Raises :class:`~pytest_cudagraph.errors.InputError` for options that cannot be.
+    for later processes; without it, :meth:`cleanup` removes them. ``device`` is ``cuda``, ``cpu``, or ``auto`` for the
+    device of the example inputs. ``max_graphs`` limits the graphs of each model. ``compile_timeout_s`` limits the
+    compile of one model for all batch sizes. Raises :class:`~pytest_cudagraph.errors.InputError` for wrong options.
     """
 
     def __init__(
@@ -124,7 +127,7 @@ class IntegratedAOTCompiler:
         max_graphs: int | None = None,
         compile_timeout_s: float = _COMPILE_TIMEOUT_S,
     ) -> None:
-        self._options = Options(
+        self._options = CompilerOptions(
             graphs=enable_cuda_graphs,
             batch_sizes=batch_sizes,
             device=device,
@@ -133,8 +136,8 @@ class IntegratedAOTCompiler:
         )
         self._cache_dir = None if cache_dir is None else Path(cache_dir)
         self._own_folder: Path | None = None
-        self._entries: tuple[_Entry, ...] = ()  # replaced, never changed, so that a call may read it without the lock
-        self._lock = threading.Lock()  # held for moments only: no call waits for a compile
+        self._entries: tuple[_Entry, ...] = ()  # replaced, never changed: a call reads it without the lock
+        self._lock = threading.Lock()  # held briefly: no call waits for a compile
         self._building = threading.RLock()
         self._others = EventLog("other models")
         self._is_open = True
@@ -148,59 +151,59 @@ class IntegratedAOTCompiler:
         *,
         batch_dim: Any = 0,
     ) -> OptimizedModel:
-        """The optimised model, never None: what cannot be optimised runs eager inside it.
+        """Compile and capture a model; never returns None, because the handle runs eager what is not optimised.
 
         ``example_inputs`` is a tuple or list of positional arguments, a mapping of keyword arguments, or one tensor;
         ``batch_dim`` as in :class:`~pytest_cudagraph.GraphRunner`. ``model_config`` is a mapping or an object: its
-        plain settings tell packages in the cache apart, and its ``model_name`` names the model in statistics. The
-        same model with the same arguments is compiled once. Leaves the model as it was, to the last bit. Raises
-        :class:`~pytest_cudagraph.errors.InputError` for a mode that is not known, and what the model itself raises
-        on the example inputs.
+        plain settings distinguish packages in the cache, and its ``model_name`` names the model in statistics. The
+        same model with the same arguments is compiled once. The model's state is restored bit by bit. Raises
+        :class:`~pytest_cudagraph.errors.InputError` for an unknown mode, and what the model raises on the example
+        inputs.
         """
         model = model.original if isinstance(model, OptimizedModel) else model
         request = make_request(model, example_inputs, model_config, compilation_mode, batch_dim)
         with self._building:
-            entry = self._found(model, request.key)
+            entry = self._find(model, request.key)
             served = entry.served if entry else ServedModel(model, request, self._options)
             if not self._is_open:
                 served.close()
             elif entry is None or served.can_be_renewed:
                 served.build(lambda: self._folder(request.folder_name))
-            self._put_last(entry or _Entry(model=reference_to(model), served=served))
+            self._move_last(entry or _Entry(model=reference_to(model), served=served))
         return OptimizedModel(model, served)
 
     def try_optimized_inference(self, model: Model | str, /, *args: Any, **kwargs: Any) -> InferenceResult:
-        """The answer of ``model`` to these arguments, what gave it, and why it was no graph.
+        """Serve one call: the output, the path that served it, and why no graph did.
 
-        ``model`` is the model itself, what :meth:`compile_model_aot` returned for it, or its name. Of a model that was
-        compiled several times, the last one counts. Raises what the model raises, and
-        :class:`~pytest_cudagraph.errors.InputError` for a name that no living model has.
+        ``model`` is the model itself, its handle of :meth:`compile_model_aot`, or its name. If a model was compiled
+        several times, the last request counts. Raises what the model raises, and
+        :class:`~pytest_cudagraph.errors.InputError` for a name that no present model has.
         """
         if isinstance(model, OptimizedModel):
             return model.infer(*args, **kwargs)
-        entry = self._named(model) if isinstance(model, str) else self._found(model)
+        entry = self._find_named(model) if isinstance(model, str) else self._find(model)
         held = entry.model() if entry else None
         if entry is not None and held is not None:
-            return entry.served.answer(held, args, kwargs)
+            return entry.served.serve(held, args, kwargs)
         if isinstance(model, str):
             raise InputError(f"no model is named {model!r}; there are: {self._names()}")
         with torch.inference_mode():
             output = model(*args, **kwargs)
         with self._lock:
-            self._others.count("eager", Fallback.UNKNOWN_MODEL.value)
-        return InferenceResult(output=output, path="eager", reason=Fallback.UNKNOWN_MODEL.value)
+            self._others.count("eager", NoGraphReason.UNKNOWN_MODEL.value)
+        return InferenceResult(output=output, path="eager", reason=NoGraphReason.UNKNOWN_MODEL.value)
 
     def statistics(self) -> CompilerStatistics:
-        """What was served until now, by the models that still live; also after :meth:`cleanup`."""
-        self._forget_the_dead()
+        """All calls until now of the models that still exist; also after :meth:`cleanup`."""
+        self._release_deleted()
         models = tuple(entry.served.statistics() for entry in self._entries)
         return CompilerStatistics(models=models, unknown=self._others.paths["eager"])
 
     def cleanup(self) -> None:
-        """Release all graphs, compiled code and temporary packages; calls run eager from then on, and say so."""
+        """Release all graphs, compiled code and temporary packages; later calls run eager, with the reason."""
         with self._building:
             self._is_open = False
-            self._forget_the_dead()
+            self._release_deleted()
             for entry in self._entries:
                 entry.served.close()
             if self._own_folder is not None:
@@ -213,30 +216,27 @@ class IntegratedAOTCompiler:
     def __exit__(self, *exc_info: object) -> None:
         self.cleanup()
 
-    def _found(self, model: Model, key: tuple[Any, ...] | None = None) -> _Entry | None:
-        """The last entry of a model, or the one of a request."""
-        self._forget_the_dead()
+    def _find(self, model: Model, key: tuple[Any, ...] | None = None) -> _Entry | None:
+        """The last entry of a model, or that of a request."""
+        self._release_deleted()
         for entry in reversed(self._entries):
             if is_same(model, entry.model()) and key in (None, entry.served.request.key):
                 return entry
         return None
 
-    def _put_last(self, entry: _Entry) -> None:
+    def _move_last(self, entry: _Entry) -> None:
         with self._lock:
             self._entries = (*(each for each in self._entries if each is not entry), entry)
 
-    def _named(self, name: str) -> _Entry | None:
-        self._forget_the_dead()
+    def _find_named(self, name: str) -> _Entry | None:
+        self._release_deleted()
         return next((entry for entry in reversed(self._entries) if entry.served.request.name == name), None)
 
     def _names(self) -> str:
         return ", ".join(dict.fromkeys(entry.served.request.name for entry in self._entries)) or "none"
 
-    def _forget_the_dead(self) -> None:
-        """Release what was made for models that nobody holds any more.
-
-        Here and not in the moment they go: that moment may lie inside a capture, where nothing may be released.
-        """
+    def _release_deleted(self) -> None:
+        """Release everything of deleted models. Not at their deletion, which may happen within a capture."""
         if all(entry.model() is not None for entry in self._entries):
             return
         with self._lock:
@@ -247,7 +247,7 @@ class IntegratedAOTCompiler:
             entry.served.close()
 
     def _folder(self, name: str) -> Path:
-        """Where the packages of one set of settings are kept."""
+        """The folder of the packages of one set of settings."""
         if self._cache_dir is not None:
             return self._cache_dir / name
         if self._own_folder is None:

@@ -1,4 +1,4 @@
-"""The runner: one call after the other, through a graph where one fits."""
+"""The runner: serves each call from a captured graph, or eager if no graph fits."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import threading
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import fields
 from typing import Any, Literal
 
 import torch
@@ -17,10 +18,10 @@ from pytest_cudagraph.device import choose
 from pytest_cudagraph.errors import CudagraphError, InputError
 from pytest_cudagraph.inputs import Example
 from pytest_cudagraph.protocols import Backend, Model
-from pytest_cudagraph.serving.graph_set import GraphSet
-from pytest_cudagraph.serving.row_analysis import Setup
+from pytest_cudagraph.serving.graph_set import GraphSet, check_max_graphs
+from pytest_cudagraph.serving.row_analysis import RunnerSetup
 from pytest_cudagraph.serving.rows import CallForm, Cut, NoCut
-from pytest_cudagraph.serving.statistics import EagerReason, RunnerStatistics, Tally
+from pytest_cudagraph.serving.statistics import NoGraphReason, RunnerStatistics, Tally
 
 _InferenceMode = torch._C._InferenceMode  # what torch.inference_mode enters, without a microsecond of Python
 _is_any_autocast = torch._C._is_any_autocast_enabled
@@ -29,21 +30,21 @@ _is_any_autocast = torch._C._is_any_autocast_enabled
 class GraphRunner:
     """Serves calls of ``model`` from captured graphs, from any number of threads.
 
-    A call is padded to the next captured batch size and its outputs are cut back; what no graph fits runs eager, and
-    the reason is counted. Example::
+    A call is padded to the next captured batch size, and its outputs are cut back. A call that fits no graph runs
+    eager, and the reason is counted. Example::
 
         with GraphRunner(model, tokens, kwargs={"mask": mask}, batch_sizes=(1, 2, 4, 8)) as run:
             logits = run(tokens[:3], mask=mask[:3])
             print("\\n".join(run.statistics.lines()))
 
-    ``model`` is captured for each of ``batch_sizes``, from example arguments; ``kwargs`` are those with a keyword.
-    ``batch_dim`` is an int, or a tree of ints and None for tensors without rows. ``max_graphs`` bounds the graphs
-    kept at a time. ``capture="lazy"`` captures a batch size with its first call. Without ``clone_outputs``, outputs
-    are the graph's own buffers, which the next call overwrites. With ``strict``, a refused capture raises
+    ``model`` is captured for each of ``batch_sizes``, from example arguments; ``kwargs`` are the keyword arguments.
+    ``batch_dim`` is an int, or a tree of ints and None for tensors without rows. ``max_graphs`` limits the graphs at a
+    time. ``capture="lazy"`` captures a batch size in its first call. Without ``clone_outputs``, outputs are the
+    graph's own buffers, which the next call overwrites. With ``strict``, a refused capture raises
     :class:`~pytest_cudagraph.errors.CaptureRefusal` instead of running eager. With ``check_rows``, a model whose rows
-    depend on each other is never padded. ``backend`` replaces ``device``: the
-    seam for tests and for other kinds of devices. Raises :class:`~pytest_cudagraph.errors.InputError` for what
-    cannot be used, :class:`~pytest_cudagraph.errors.DeviceUnavailable`, and what the model raises.
+    depend on each other is never padded. ``backend`` replaces ``device``, for tests and other kinds of devices. Raises
+    :class:`~pytest_cudagraph.errors.InputError` for unusable arguments,
+    :class:`~pytest_cudagraph.errors.DeviceUnavailable`, and what the model raises.
     """
 
     def __init__(
@@ -62,18 +63,20 @@ class GraphRunner:
         backend: Backend | None = None,
     ) -> None:
         flags = {"clone_outputs": clone_outputs, "strict": strict, "check_rows": check_rows}
-        _check_options(model, kwargs, max_graphs, capture, flags)
+        _check_options(model, kwargs, capture, flags)
+        check_max_graphs(max_graphs)
         example = Example(args=example_inputs, kwargs=dict(kwargs or {}))
         self._sizes = _checked_sizes(example, batch_sizes, batch_dim)
         self._size_for = [self._sizes[bisect_left(self._sizes, rows)] for rows in range(self._sizes[-1] + 1)]
-        self._backend = backend or _open_backend(device, example)
-        inputs.check_device(example, self._backend.device)
+        if backend is not None:
+            inputs.check_device(example, backend.device)
+        self._backend = backend or open_backend_for(device, example)
         self._model, self._clones = model, clone_outputs
         self._form = CallForm(example, batch_dim)
         self._device_type = torch.device(self._backend.device).type
         self._autocast = autocast_dtype(self._device_type)
         self._tally, self._lock, self._launched = Tally(), threading.RLock(), None
-        setup = Setup(
+        setup = RunnerSetup(
             model=model,
             example=inputs.clone(example),
             batch_dim=batch_dim,
@@ -89,7 +92,7 @@ class GraphRunner:
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
-        """The batch sizes that have, or may have, a graph; ascending."""
+        """The batch sizes that can have a graph, ascending."""
         return self._sizes
 
     @property
@@ -99,52 +102,47 @@ class GraphRunner:
 
     @property
     def statistics(self) -> RunnerStatistics:
-        """What was served until now; also after :meth:`close`."""
+        """All calls until now; also after :meth:`close`."""
         with self._lock:
             tally, cut = self._tally, self._graphs.cut
+            counters = {field.name: getattr(tally, field.name) for field in fields(tally)}
+            counters["eager"] = {reason.value: count for reason, count in tally.eager.items()}
+            counters["replays"] = dict(tally.replays)
             return RunnerStatistics(
                 device=self.device,
                 hits=tally.replays.total() - tally.padded,
-                padded=tally.padded,
-                padding_rows=tally.padding_rows,
-                eager={reason.value: count for reason, count in tally.eager.items()},
-                replays=dict(tally.replays),
                 memory_bytes=self._graphs.memory_bytes,
                 refused={size: str(error) for size, error in self._graphs.refused.items()},
                 not_padded=cut.why if isinstance(cut, NoCut) else "",
-                captures=tally.captures,
-                recaptures=tally.recaptures,
-                evictions=tally.evictions,
-                state_changes=tally.state_changes,
-                capture_ns=tally.capture_ns,
+                **counters,
             )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """What ``model(*args, **kwargs)`` returns, in inference mode.
+        """The output of ``model(*args, **kwargs)``, in inference mode.
 
-        Does not wait for the device. Inside of a capture it is the model's own call, and not counted. Raises
-        :class:`~pytest_cudagraph.errors.CudagraphError` once the runner is closed, and what the model raises.
+        Does not wait for the device. A call within a capture runs the model itself and is not counted. Raises
+        :class:`~pytest_cudagraph.errors.CudagraphError` after :meth:`close`, and what the model raises.
         """
         if is_capturing():
             self._check_open()
             return self._model(*args, **kwargs)
         with self._lock:
             self._check_open()
-            # Eager and replay alike: a caller must not find inference tensors here and ordinary ones there.
+            # For eager and replay, so that outputs are always inference tensors.
             with _InferenceMode(True):
-                # Another thread may launch on a stream of its own: without this, its copy-in could overtake a replay.
+                # Another thread may use another stream, and its copy-in must not overtake the last replay.
                 self._launched = self._backend.order_after(self._launched)
                 return self._serve(args, kwargs)
 
     def recapture(self) -> None:
-        """Capture all graphs again, after a change that no call can see: an attribute, a hook, a global."""
+        """Capture all graphs again, after a change that is not detected: an attribute, a hook, a global."""
         with self._lock:
             self._check_open()
-            self._autocast = autocast_dtype(self._device_type)  # what is captured now bakes it in
+            self._autocast = autocast_dtype(self._device_type)  # the new graphs contain it
             self._graphs.recapture()
 
     def close(self) -> None:
-        """Release all graphs; calls raise from then on. A second close does nothing."""
+        """Release all graphs; later calls raise. A second close does nothing."""
         with self._lock:
             if self._is_open:
                 self._is_open = False
@@ -163,33 +161,33 @@ class GraphRunner:
     def _serve(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         values, rows = self._form.read(args, kwargs, self._sizes[-1])
         if (_is_any_autocast() or self._autocast) and autocast_dtype(self._device_type) != self._autocast:
-            rows = EagerReason.OTHER_AUTOCAST
-        if isinstance(rows, EagerReason):
+            rows = NoGraphReason.OTHER_AUTOCAST
+        if isinstance(rows, NoGraphReason):
             return self._eager(rows, args, kwargs)
         size = self._size_for[rows]
         graph, tally = self._graphs.at(size), self._tally
         if graph is None:
-            return self._eager(EagerReason.REFUSED, args, kwargs)
+            return self._eager(NoGraphReason.REFUSED, args, kwargs)
         if rows == size:
             output = graph(*args, **kwargs)
         else:
             cut = self._graphs.cut
             if not isinstance(cut, Cut):
-                return self._eager(_why_not_padded(cut), args, kwargs)
+                return self._eager(NoGraphReason.NOT_PADDED if cut is None else cut.reason, args, kwargs)
             output = cut(self._form.replay_padded(graph, values, size), rows)
             tally.padded += 1
             tally.padding_rows += size - rows
         tally.replays[size] += 1
         return self._own(output) if self._clones else output
 
-    def _eager(self, reason: EagerReason, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _eager(self, reason: NoGraphReason, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with self._backend.running():
             output = self._model(*args, **kwargs)
         self._tally.eager[reason] += 1
         return output
 
     def _own(self, output: Any) -> Any:
-        # The next replay overwrites the graph's buffers; a copy is in order of this thread's stream, inside the lock.
+        # The next replay overwrites the buffers. Inside the lock, the copy precedes it on this stream.
         return output.clone() if type(output) is torch.Tensor else pytree.map_tensors(torch.clone, output)
 
     def _capture_now(self) -> None:
@@ -201,11 +199,30 @@ class GraphRunner:
             raise
 
 
-def _why_not_padded(cut: NoCut | None) -> EagerReason:
-    return EagerReason.NOT_PADDED if cut is None else cut.reason
+class ReplayOnlyRunner(GraphRunner):
+    """Returns the :class:`NoGraphReason` of a call that no graph serves, and does not run the model."""
+
+    def _eager(self, reason: NoGraphReason, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self._tally.eager[reason] += 1
+        return reason
 
 
-def _check_options(model: Model, kwargs: Any, max_graphs: int | None, capture: str, flags: Mapping[str, Any]) -> None:
+def open_backend_for(device: str, example: Example) -> Backend:
+    """The backend of a device option, on the GPU of the example inputs.
+
+    Raises :class:`~pytest_cudagraph.errors.DeviceUnavailable`, and :class:`~pytest_cudagraph.errors.InputError` for
+    inputs on another device.
+    """
+    kind = choose(device).kind
+    tensors = pytree.tensors_in((example.args, example.kwargs))
+    on_gpu = kind == "cuda" and bool(tensors) and tensors[0].device.type == "cuda"
+    with torch.cuda.device(tensors[0].device) if on_gpu else nullcontext():
+        backend = open_backend(kind)
+    inputs.check_device(example, backend.device)
+    return backend
+
+
+def _check_options(model: Model, kwargs: Any, capture: str, flags: Mapping[str, Any]) -> None:
     if not callable(model):
         raise InputError(f"the model must be callable; found {type(model).__name__}")
     if kwargs is not None and not isinstance(kwargs, Mapping):
@@ -215,19 +232,9 @@ def _check_options(model: Model, kwargs: Any, max_graphs: int | None, capture: s
             raise InputError(f"{name} is True or False; found {flag!r}")
     if capture not in ("now", "lazy"):
         raise InputError(f"capture is 'now' or 'lazy'; found {capture!r}")
-    if max_graphs is not None and (type(max_graphs) is not int or max_graphs < 1):
-        raise InputError(f"max_graphs is a positive int, or None for one graph per batch size; found {max_graphs!r}")
 
 
 def _checked_sizes(example: Example, batch_sizes: Sequence[int], batch_dim: Any) -> tuple[int, ...]:
-    """Ascending, after everything has been tried that a later capture would ask for."""
+    """The batch sizes, ascending. Resizes the example to each, so that no later capture fails at that."""
     inputs.batch_examples(example.args, example.kwargs, batch_sizes, batch_dim)
     return tuple(sorted(batch_sizes))
-
-
-def _open_backend(option: str, example: Example) -> Backend:
-    kind = choose(option).kind
-    given = pytree.tensors_in((example.args, example.kwargs))[0].device
-    on_its_gpu = torch.cuda.device(given) if kind == given.type == "cuda" else nullcontext()
-    with on_its_gpu:
-        return open_backend(kind)

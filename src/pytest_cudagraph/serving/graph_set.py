@@ -1,4 +1,4 @@
-"""The graphs of one model: captured when they are wanted, a bounded number of them, dropped when the model changes."""
+"""The graphs of one model: captured on demand, limited in number, dropped when the model changes."""
 
 from __future__ import annotations
 
@@ -12,23 +12,29 @@ from pytest_cudagraph.errors import CaptureRefusal, InputError
 from pytest_cudagraph.inputs.example import opaque_arguments
 from pytest_cudagraph.protocols import CapturedGraph
 from pytest_cudagraph.serving.model_watch import ModelWatch
-from pytest_cudagraph.serving.row_analysis import Setup, learn_cut, written_arguments
+from pytest_cudagraph.serving.row_analysis import RunnerSetup, learn_cut, written_arguments
 from pytest_cudagraph.serving.rows import Cut, NoCut
 from pytest_cudagraph.serving.statistics import Tally
 from pytest_cudagraph.state import Undo
 
-_REFUSALS = (CaptureRefusal, InputError, torch.OutOfMemoryError)
-"""What makes a batch size run eager. An InputError here is about outputs that no graph can give."""
+REFUSALS = (CaptureRefusal, InputError, torch.OutOfMemoryError)
+"""Errors of a capture after which a batch size runs eager. Here an InputError concerns outputs of unsupported types."""
+
+
+def check_max_graphs(max_graphs: int | None) -> None:
+    """Raise :class:`~pytest_cudagraph.errors.InputError` unless it is a limit, or None."""
+    if max_graphs is not None and (type(max_graphs) is not int or max_graphs < 1):
+        raise InputError(f"max_graphs is a positive int, or None for one graph per batch size; found {max_graphs!r}")
 
 
 class GraphSet:
-    """At most ``max_graphs`` graphs in one pool; the least recently used makes room. Its user holds the lock."""
+    """At most ``max_graphs`` graphs in one pool; the least recently used is closed first. The caller holds the lock."""
 
-    def __init__(self, setup: Setup, tally: Tally) -> None:
+    def __init__(self, setup: RunnerSetup, tally: Tally) -> None:
         self._setup, self._tally = setup, tally
         self._open: OrderedDict[int, CapturedGraph] = OrderedDict()
         self._kept: dict[int, tuple[torch.Tensor, ...]] = {}
-        self._had: set[int] = set()
+        self._captured_before: set[int] = set()
         self.refused: dict[int, Exception] = {}
         self.cut: Cut | NoCut | None = None
         self._written: tuple[str, ...] | None = None
@@ -37,11 +43,11 @@ class GraphSet:
 
     @property
     def memory_bytes(self) -> dict[int, int | None]:
-        """Of each graph there is, by batch size."""
+        """Memory of each present graph, by batch size."""
         return {size: graph.receipt.memory_bytes for size, graph in self._open.items()}
 
     def at(self, size: int) -> CapturedGraph | None:
-        """The graph of one batch size, captured if need be; None when its capture is refused."""
+        """The graph of one batch size, captured if there is none; None if its capture is refused."""
         if self._watch.has_changed():
             self._tally.state_changes += 1
             self.drop()
@@ -53,7 +59,7 @@ class GraphSet:
         return graph
 
     def capture(self, sizes: Iterable[int]) -> None:
-        """Capture these batch sizes, the largest first, as many as there may be."""
+        """Capture these batch sizes, the largest first, up to the limit."""
         for size in sorted(sizes, reverse=True)[: self._setup.max_graphs]:
             self._captured(size)
 
@@ -64,7 +70,7 @@ class GraphSet:
         self.capture(sizes)
 
     def drop(self) -> None:
-        """Close all graphs and look at the model anew."""
+        """Close all graphs and watch the model in its present state."""
         self.close()
         self._pool = self._setup.backend.pool()
         self._watch = ModelWatch(self._setup.model)
@@ -77,7 +83,7 @@ class GraphSet:
         try:
             self._pool.close()
         finally:
-            self._kept.clear()  # after the pool, which has waited for the last replay
+            self._kept.clear()  # after the pool, which waits for the last replay
 
     def _captured(self, size: int) -> CapturedGraph | None:
         if size in self.refused:
@@ -86,7 +92,7 @@ class GraphSet:
         started_ns = time.perf_counter_ns()
         try:
             return self._capture(size)
-        except _REFUSALS as error:
+        except REFUSALS as error:
             if self._setup.strict:
                 raise
             self.refused[size] = error
@@ -106,12 +112,12 @@ class GraphSet:
         undo.assert_unchanged()
         self._open[size], self._kept[size] = graph, kept
         self._tally.captures += 1
-        self._tally.recaptures += size in self._had
-        self._had.add(size)
+        self._tally.recaptures += size in self._captured_before
+        self._captured_before.add(size)
         return graph
 
     def _refuse_to_write(self, undo: Undo, graph: CapturedGraph) -> None:
-        """A replay writes to the graph's copy of an argument, and leaves the caller's as it was."""
+        """Refuse a call that writes to an argument, because a replay would write to the graph's copy of it."""
         if self._written is None:
             self._written = written_arguments(self._setup, undo, graph.receipt.batch_size)
         if self._written:

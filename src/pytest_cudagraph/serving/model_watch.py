@@ -1,4 +1,4 @@
-"""Whether a model still is the one that was captured, and a model's contents without the model."""
+"""Detect that a model has changed since its capture, and refer to a model without keeping it alive."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ _flag_of = attrgetter("training")
 _form_of = attrgetter("shape", "dtype")
 _address_of = torch._C.TensorBase.data_ptr
 _strides_of = torch._C.TensorBase.stride
-# With the strides it tells as much as the shape, which costs a new object for each tensor and call.
+# With the strides it replaces the shape, which would create an object per tensor and call.
 _numel_of = torch._C.TensorBase.numel
 _dtype_of = attrgetter("dtype")
 _flat = chain.from_iterable
 
 
 class ModelWatch:
-    """Parameters, buffers, submodules and training flags of every module that a callable holds.
+    """Watches parameters, buffers, submodules and training flags of every module that a callable holds.
 
-    :meth:`has_changed` runs before every replay. It walks no module and looks up no name: it reads live views of the
-    modules' own tables, and compares flat lists in C.
+    :meth:`has_changed` runs before every replay. To be fast, it visits no module and looks up no name. It reads live
+    views of the modules' own tables, and compares flat lists in C.
     """
 
     def __init__(self, model: Model) -> None:
         self._modules = _all_modules(model)
-        # A module's own table is read faster than its attribute; a ScriptModule keeps its flag in C++.
+        # A module's table is read faster than its attribute. A ScriptModule has its flag in C++.
         self._flag_tables = [vars(module) for module in self._modules if "training" in vars(module)]
         self._scripted = [module for module in self._modules if "training" not in vars(module)]
         self._flags, self._scripted_flags = self._flags_now()
@@ -49,15 +49,15 @@ class ModelWatch:
         self._numels, self._dtypes = list(map(_numel_of, held)), list(map(_dtype_of, held))
         self._has_same_forms = _quick_check(held)
         self._odd = [table for table in tables if table not in self._tensors]
-        self._odd_held = _looked_at(self._odd)
-        # Kept so that neither the address of old weights nor the id of an old entry can come back as that of new ones.
+        self._odd_held = _identities(self._odd)
+        # Kept alive, so that new weights get neither the address nor the id of old ones.
         self._aliases = [tensor.detach() for tensor in held]
         self._odd_entries = [(each, each.detach() if _is_plain(each) else None) for each in _flat(self._odd)]
 
     def has_changed(self) -> bool:
-        """Whether a graph captured when this was made would read other memory, or another mode, than eager now.
+        """Whether an earlier graph would read other memory, or run in another mode, than eager now.
 
-        About 0.3 µs for each parameter, 0.1 µs for each module. A value that was written in place is no change.
+        Takes about 0.3 µs per parameter and 0.1 µs per module. Values written in place are no change.
         """
         try:
             held = list(_flat(self._tensors))
@@ -66,14 +66,14 @@ class ModelWatch:
                 and (self._has_same_forms(*held) or self._compare_forms(held))
                 and list(map(_flag_in, self._flag_tables)) == self._flags
                 and list(_flat(self._children)) == self._held_children
-                and (not self._odd or _looked_at(self._odd) == self._odd_held)
+                and (not self._odd or _identities(self._odd) == self._odd_held)
                 and (not self._scripted or self._flags_now()[1] == self._scripted_flags)
             )
-        except (TypeError, RuntimeError, AttributeError, KeyError):  # a tensor or a flag is gone, or has no address
+        except (TypeError, RuntimeError, AttributeError, KeyError):  # a tensor or flag was removed, or has no address
             return True
 
     def _compare_forms(self, held: list[torch.Tensor]) -> bool:
-        """The same question as the quick check's, which also says no under another mode, or of shared weights."""
+        """Decides where the quick check says no, as it does in another mode and for shared weights."""
         return (
             list(map(_strides_of, held)) == self._strides
             and list(map(_numel_of, held)) == self._numels
@@ -85,9 +85,9 @@ class ModelWatch:
 
 
 def _quick_check(held: list[torch.Tensor]) -> Callable[..., bool]:
-    """Says yes if sizes, strides and dtypes are as they are now, in one call of C++: what torch.compile's guards use.
+    """A check that sizes, strides and dtypes are unchanged, in one call of C++ (the guards of torch.compile).
 
-    Made in the mode that calls run in. A no proves nothing; a torch without it always says no.
+    It is created in inference mode, in which calls run. Only its yes is reliable. Without these guards it says no.
     """
     guards = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
     if guards is None or not held:
@@ -105,7 +105,7 @@ def _all_modules(model: Model) -> list[nn.Module]:
 
 
 def _views(modules: list[nn.Module], names: tuple[str, ...]) -> list[Iterable[Any]]:
-    """What the tables hold, now and later; a ScriptModule keeps its own in C++, where nobody replaces them."""
+    """Live views of the tables. Those of a ScriptModule are in C++, where nothing replaces their entries."""
     tables = [vars(module).get(name) for module in modules for name in names]
     return [dict.values(table) for table in tables if isinstance(table, dict) and table]
 
@@ -114,35 +114,35 @@ def _is_plain(entry: Any) -> bool:
     return isinstance(entry, torch.Tensor) and is_addressable(entry)
 
 
-def _looked_at(tables: list[Iterable[Any]]) -> list[Any]:
-    """For tables with entries that are None, sparse, or tensor subclasses without memory of their own."""
+def _identities(tables: list[Iterable[Any]]) -> list[Any]:
+    """For tables with entries that are None, sparse, or tensor subclasses without own memory."""
     return [
         (_address_of(each), each.stride(), _form_of(each)) if _is_plain(each) else id(each) for each in _flat(tables)
     ]
 
 
 def weak_alias(model: Model) -> Model:
-    """A module with the very attributes of ``model``, weights and flags included, that does not keep it alive.
+    """A module that shares the ``__dict__`` of ``model``, with its weights and flags, and does not keep it alive.
 
-    Both have one ``__dict__``: what is changed in one is changed in the other. Handed back as it is: a callable that
-    is no module, a module with memory outside of its ``__dict__``, and one that would notice the end of its twin.
+    Returns ``model`` itself for a callable that is no module, for a module with memory outside its ``__dict__``, and
+    for one with a ``__del__``.
     """
     if not isinstance(model, nn.Module) or isinstance(model, torch.jit.ScriptModule):
         return model
     if _has_slots(type(model)) or hasattr(type(model), "__del__"):
         return model
-    twin = nn.Module.__new__(type(model))
-    object.__setattr__(twin, "__dict__", model.__dict__)
-    return twin
+    alias = nn.Module.__new__(type(model))
+    object.__setattr__(alias, "__dict__", model.__dict__)
+    return alias
 
 
 def reference_to(model: Model) -> Callable[[], Model | None]:
-    """Gives ``model`` while somebody else holds it, if it is a module; any other callable stays."""
+    """A function that returns ``model``, or None after its deletion. Only modules are referenced weakly."""
     return weakref.ref(model) if isinstance(model, nn.Module) else lambda: model
 
 
 def is_same(model: Model, other: Model | None) -> bool:
-    """Whether two references are to one model; a bound method is made anew whenever it is looked up."""
+    """Whether two references mean one model. Each lookup of a bound method creates a new object."""
     return model is other or (isinstance(model, MethodType) and model == other)
 
 

@@ -1,4 +1,4 @@
-"""What a pipeline asks for: which way of compiling, for which inputs, under which settings."""
+"""The options of the drop-in compiler, and one request to compile a model."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ from pytest_cudagraph import inputs, pytree
 from pytest_cudagraph.errors import InputError
 from pytest_cudagraph.inputs import Example
 from pytest_cudagraph.protocols import Model
+from pytest_cudagraph.serving.graph_set import check_max_graphs
 from pytest_cudagraph.values import CompileMode
 
 _DEVICES = ("auto", "cuda", "cpu")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """Checked when made: raises :class:`~pytest_cudagraph.errors.InputError` for a value that cannot be."""
+class CompilerOptions:
+    """Options of the drop-in compiler. Raises :class:`~pytest_cudagraph.errors.InputError` for a wrong value."""
 
     graphs: bool
     batch_sizes: Sequence[int]
@@ -37,13 +38,17 @@ class Options:
         inputs.check_sizes(self.batch_sizes)
         if self.device not in _DEVICES:
             raise InputError(f"device is one of {', '.join(_DEVICES)}; found {self.device!r}")
-        if self.max_graphs is not None and (type(self.max_graphs) is not int or self.max_graphs < 1):
-            raise InputError(
-                f"max_graphs is a positive int, or None for one graph per batch size; found {self.max_graphs!r}"
-            )
+        check_max_graphs(self.max_graphs)
         limit_s = self.compile_timeout_s
         if isinstance(limit_s, bool) or not isinstance(limit_s, int | float) or not 0 < limit_s < math.inf:
             raise InputError(f"compile_timeout_s is a positive number of seconds; found {limit_s!r}")
+
+    def device_for(self, example: Example) -> str:
+        """The kind of device to use: with ``auto``, that of the example inputs."""
+        if self.device != "auto":
+            return self.device
+        tensors = pytree.tensors_in((example.args, example.kwargs))
+        return tensors[0].device.type if tensors else "cpu"
 
 
 MODES: Mapping[str, CompileMode] = MappingProxyType(
@@ -52,43 +57,43 @@ MODES: Mapping[str, CompileMode] = MappingProxyType(
         "eager": "none",
         "default": "inductor",
         "inductor": "inductor",
-        # What torch.compile adds in this mode are CUDA graphs, and the graph runner makes those.
+        # In this mode torch.compile only adds CUDA graphs, and the graph runner captures those.
         "reduce-overhead": "inductor",
         "aot": "aot",
         "aot-inductor": "aot",
     }
 )
-"""The compilation modes that pipelines ask for, and the way of compiling that each stands for."""
+"""The compilation modes of pipelines, and how each compiles."""
 
 _NAMES = ("model_name", "model_id", "name", "_name_or_path")
-"""Where a model's settings keep its name, the most telling first."""
+"""Keys of a model's name in its settings; the first that is present wins."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One model's part of a call of ``compile_model_aot``; :attr:`key` is equal for what can share its results."""
+    """One call of ``compile_model_aot``. Requests with an equal :attr:`key` share the result."""
 
     name: str
     mode: str
     example: Example
     batch_dim: Any
     settings: str
-    """The plain ones among the model's settings, as JSON."""
+    """The plain values of the model's settings, as JSON."""
     key: tuple[Any, ...]
 
     @property
     def compile_mode(self) -> CompileMode:
-        """What the mode means here."""
+        """How the mode compiles."""
         return MODES[self.mode]
 
     @property
     def folder_name(self) -> str:
-        """Of the packages made under these settings."""
+        """The folder of the packages that are compiled with these settings."""
         return hashlib.sha256(self.settings.encode()).hexdigest()[:16]
 
 
 def make_request(model: Model, example_inputs: Any, model_config: Any, mode: str, batch_dim: Any) -> Request:
-    """Read the arguments of ``compile_model_aot``; raises :class:`~pytest_cudagraph.errors.InputError`."""
+    """The request in the arguments of ``compile_model_aot``; raises :class:`~pytest_cudagraph.errors.InputError`."""
     if mode not in MODES:
         raise InputError(f"compilation_mode is one of {', '.join(MODES)}; found {mode!r}")
     if not callable(model):
@@ -106,17 +111,17 @@ def make_request(model: Model, example_inputs: Any, model_config: Any, mode: str
 
 
 def _example(given: Any) -> Example:
-    """A tuple or list holds positional arguments, a mapping keyword arguments; anything else is one argument."""
+    """A tuple or list is the positional arguments, a mapping the keyword arguments, anything else one argument."""
     if isinstance(given, Mapping):
         return Example(args=(), kwargs=dict(given))
-    # A named tuple is one argument of the model, and no list of them.
+    # A named tuple is a single argument.
     if type(given) in (tuple, list):
         return Example(args=tuple(given), kwargs={})
     return Example(args=(given,), kwargs={})
 
 
 def _form(example: Example) -> tuple[str, ...]:
-    """Shapes and dtypes of tensors, plain values as they are, other objects by identity."""
+    """Shapes and dtypes of tensors, plain values, identities of other objects."""
     named = pytree.named_leaves((example.args, example.kwargs))
     return tuple(f"{path} {_leaf_text(leaf)}" for path, leaf in named)
 
@@ -139,7 +144,7 @@ def _attributes(config: Any) -> Mapping[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Settings as JSON takes them. An object that is no setting counts by its type, for its address never repeats."""
+    """The settings as JSON values. Other objects count by type, because their address differs in each process."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Mapping):
@@ -152,6 +157,6 @@ def _plain(value: Any) -> Any:
 
 
 def _shallow(value: Any) -> dict[str, Any]:
-    """The attributes of an object, without objects of their own: those may lead back to it."""
+    """The attributes of an object. Objects among them are left out: they may refer back to it."""
     plain = (bool, int, float, str, list, tuple, Mapping, Enum, PurePath, torch.dtype, torch.device, type(None))
     return {name: _plain(each) for name, each in _attributes(value).items() if isinstance(each, plain)}

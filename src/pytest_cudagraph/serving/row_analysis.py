@@ -1,4 +1,4 @@
-"""What a few eager calls show of a model: what it writes, where its outputs have rows, whether rows are independent."""
+"""Learn from a few eager calls of a model: what it writes, where its outputs have rows, if rows are independent."""
 
 from __future__ import annotations
 
@@ -16,59 +16,150 @@ from pytest_cudagraph.inputs import Example
 from pytest_cudagraph.inputs.example import container_changes
 from pytest_cudagraph.protocols import Backend, Model
 from pytest_cudagraph.serving.rows import Cut, NoCut, find_cut, padded
-from pytest_cudagraph.serving.statistics import EagerReason
+from pytest_cudagraph.serving.statistics import NoGraphReason
 from pytest_cudagraph.state import Undo
 
-Call = Callable[[Example], Any]
-"""Runs the model from one and the same state and random state."""
+_SEED = 0
+"""Of new rows: the same in every process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rows:
-    """Examples whose first rows are the same: ``rows`` of them, one less, and ``kept`` of them beside other rows."""
+class RunnerSetup:
+    """The model that a runner captures, an example of its arguments, and the limits."""
 
-    whole: Example
-    shorter: Example
-    mixed: Example
-    rows: int
-    kept: int
+    model: Model
+    example: Example
+    batch_dim: Any
+    backend: Backend
+    max_graphs: int | None
+    strict: bool
+    check_rows: bool
+
+    def example_at(self, rows: int) -> Example:
+        """A copy of the example with this number of rows."""
+        made = inputs.batch_examples(self.example.args, self.example.kwargs, (rows,), self.batch_dim)
+        return inputs.clone(made[rows])
 
 
-def why_dependent(call: Call, careful: Call, examples: Rows, cut: Cut, *, is_random: bool) -> str:
-    """Why rows may not be padded; empty where nothing speaks against it, or where the model takes no other rows.
+def learn_cut(setup: RunnerSetup, undo: Undo, rows: int) -> Cut | NoCut:
+    """How outputs of ``rows`` rows are cut to fewer, or why padded calls would be wrong."""
+    calls = _Calls(setup, undo)
+    whole, shorter = setup.example_at(rows), setup.example_at(rows - 1)
+    cut = find_cut(calls, whole, shorter, rows)
+    if not setup.check_rows or not isinstance(cut, Cut):
+        return cut
+    output = calls(whole)
+    why = _depends_on_row_count(calls, cut, output, shorter, rows) or _depends_on_rows(calls, cut, output, whole, rows)
+    if why:
+        return NoCut(why, NoGraphReason.MIXED_ROWS)
+    trials = [(fewer, _padded(setup, fewer, rows)) for fewer in (inputs.fresh(shorter, _SEED), shorter)]
+    if why := _state_changed_by_padding(calls, trials):
+        return NoCut(why, NoGraphReason.PADDED_STATE)
+    return cut
 
-    ``careful`` is the call for rows that were made up, and raises for what the model does not take.
 
-    The same shapes with other rows beside them must give the same answer, up to what the model does not repeat by
-    itself; one row less the same up to half of the dtype's digits, since other shapes are summed in another order.
-    A model that draws random numbers is only tried with the same shapes, where it draws the same ones.
+def written_arguments(setup: RunnerSetup, undo: Undo, rows: int) -> tuple[str, ...]:
+    """The arguments that an eager call writes to: tensors, and places in dicts and lists, such as ``args[1]``.
+
+    Version counters detect a write of equal values, such as zeros into an empty cache. A bitwise comparison detects
+    the few writes that they miss (``.data``, the statistics of a batch norm).
     """
-    whole, again = call(examples.whole), call(examples.whole)
-    if not is_random:
-        fewer = examples.rows - 1
-        where = _first_gap(cut(whole, fewer), cut(call(examples.shorter), fewer), None, _half_of_the_digits)
-        if where is not None:
-            return f"output{where} depends on the number of rows"
-    mixed = _taken(careful, examples.mixed)
+    example = setup.example_at(rows)
+    with torch.inference_mode(False):  # inference tensors have no version counter
+        given = inputs.clone(example)
+    before = pytree.named_leaves((given.args, given.kwargs))
+    tensors = inputs.named_tensors(given.args, given.kwargs)
+    versions = {name: tensor._version for name, tensor in tensors.items()}
+    _Calls(setup, undo).without_copy(given)
+    changed = inputs.changed_tensors(example, given)
+    written = [name for name, tensor in tensors.items() if name in changed or tensor._version != versions[name]]
+    places = [name for name, _, _ in container_changes(before, pytree.named_leaves((given.args, given.kwargs)))]
+    return (*written, *places)
+
+
+class _Calls:
+    """Eager calls of the model. Each starts from the same state and random state, which are restored after it."""
+
+    def __init__(self, setup: RunnerSetup, undo: Undo) -> None:
+        self.setup, self._undo = setup, undo
+        self.is_random = False
+
+    def __call__(self, example: Example) -> Any:
+        # A copy, because a model may write to its inputs or remove items from a dict.
+        return self.without_copy(inputs.clone(example))
+
+    def without_copy(self, example: Example) -> Any:
+        """Call with the tensors and containers of the example themselves."""
+        backend = self.setup.backend
+        with self._undo.undone(), backend.running():
+            before = pytree.tensors_in(backend.rng_state())
+            output = self.setup.model(*example.args, **example.kwargs)
+            after = pytree.tensors_in(backend.rng_state())
+            self.is_random |= not all(torch.equal(one, two) for one, two in zip(before, after, strict=True))
+            # An output may be state, which is restored next.
+            return pytree.map_tensors(torch.clone, output)
+
+    def guarded(self, example: Example) -> Any:
+        """A call with new values; None if the model raises, because it need not accept them."""
+        return self._attempt(lambda: self(example))
+
+    def written(self, example: Example) -> Mapping[str, torch.Tensor] | None:
+        """The state that a call with new values writes, by name; None if the model raises."""
+        given = inputs.clone(example)
+
+        def call() -> Mapping[str, torch.Tensor]:
+            with self._undo.undone(), self.setup.backend.running():
+                self.setup.model(*given.args, **given.kwargs)
+                return self._undo.written()
+
+        found: Mapping[str, torch.Tensor] | None = self._attempt(call)
+        return found
+
+    def _attempt(self, call: Callable[[], Any]) -> Any:
+        # On a GPU, a value that an operator does not accept could stop all further work of the process.
+        guard: AbstractContextManager[object] = TrapGuard() if self.setup.backend.kind == "cuda" else nullcontext()
+        try:
+            with guard:
+                return call()
+        # A model may raise anything for values that it does not accept.
+        except Exception:
+            return None
+
+
+def _depends_on_row_count(calls: _Calls, cut: Cut, output: Any, shorter: Example, rows: int) -> str:
+    """Why a call with one row less gives other outputs; empty if they agree to half of the dtype's digits.
+
+    Other shapes are summed in another order. A random model draws other numbers for another shape, and is not tested.
+    """
+    if calls.is_random:
+        return ""
+    where = _first_gap(cut(output, rows - 1), cut(calls(shorter), rows - 1), None, _half_of_the_digits)
+    return "" if where is None else f"output{where} depends on the number of rows"
+
+
+def _depends_on_rows(calls: _Calls, cut: Cut, output: Any, whole: Example, rows: int) -> str:
+    """Why the same rows beside new ones give other outputs; empty if they agree, or if the model raises.
+
+    Differences between two equal calls are tolerated.
+    """
+    kept = max(1, rows // 2)
+    mixed = calls.guarded(_mixed(calls.setup, rows, kept))
     if mixed is None:
         return ""
-    first, noisy, other = (cut(output, examples.kept) for output in (whole, again, mixed))
-    where = _first_gap(first, other, noisy, _last_digit)
+    where = _first_gap(cut(output, kept), cut(mixed, kept), cut(calls(whole), kept), _last_digit)
     return "" if where is None else f"output{where} depends on the other rows"
 
 
-def why_state_differs(
-    written: Callable[[Example], Mapping[str, torch.Tensor]], trials: Iterable[tuple[Example, Example]]
-) -> str:
-    """Why rows may not be padded for what a call leaves in the model's state; empty where nothing speaks against it.
+def _state_changed_by_padding(calls: _Calls, trials: Iterable[tuple[Example, Example]]) -> str:
+    """Why padding would change the state that a call writes; empty if it would not, or if the model raises.
 
-    ``trials`` are rows, and the same ones padded; the first that the model takes is the one that counts. A pad row
-    repeats the last one: what writes it to the same place leaves the same there; what counts it, adds it up or gives it
-    a place of its own does not. Up to half of the dtype's digits, as for outputs.
+    ``trials`` are rows, and the same rows padded. The first trial that the model accepts decides. A pad row repeats the
+    last row. So a repeated write to the same place leaves the same state, but a count, a sum or a row of its own does
+    not. States agree to half of the dtype's digits, like outputs.
     """
     for rows, with_padding in trials:
-        alone = _taken(written, rows)
-        among = alone and _taken(written, with_padding)
+        alone = calls.written(rows)
+        among = alone and calls.written(with_padding)
         if alone is None or among is None:
             continue
         for name in {**alone, **among}:
@@ -79,16 +170,26 @@ def why_state_differs(
     return ""
 
 
-def _taken(call: Call, example: Example) -> Any:
-    try:
-        return call(example)
-    # Whatever it raises: these values were made up, and nobody promised that the model takes them.
-    except Exception:
-        return None
+def _padded(setup: RunnerSetup, shorter: Example, rows: int) -> Example:
+    """``shorter``, padded to ``rows`` like a call."""
+    values, structure = pytree.flatten((shorter.args, shorter.kwargs))
+    dims = inputs.batched_dims(setup.example.args, setup.example.kwargs, setup.batch_dim)
+    wide = [
+        value if dim is None else padded(value, dim % value.ndim, rows) for value, dim in zip(values, dims, strict=True)
+    ]
+    args, kwargs = pytree.unflatten(structure, wide)
+    return Example(args=args, kwargs=kwargs)
+
+
+def _mixed(setup: RunnerSetup, rows: int, kept: int) -> Example:
+    """The first ``kept`` rows of the example, and new rows after them."""
+    wider = inputs.fresh(setup.example_at(rows), _SEED)
+    dims = inputs.batched_dims(setup.example.args, setup.example.kwargs, setup.batch_dim)
+    return inputs.beside(setup.example_at(kept), wider, dims)
 
 
 def _first_gap(one: Any, other: Any, again: Any, allowed: Callable[[torch.Tensor], float]) -> str | None:
-    """The path of the first output that differs by more than is allowed, and than the model differs from itself."""
+    """The path of the first output whose gap exceeds what is allowed plus twice the gap between equal calls."""
     values, _ = pytree.flatten(other)
     noisy = [None] * len(values) if again is None else pytree.flatten(again)[0]
     for (path, value), found, repeated in zip(pytree.named_leaves(one), values, noisy, strict=True):
@@ -101,7 +202,7 @@ def _first_gap(one: Any, other: Any, again: Any, allowed: Callable[[torch.Tensor
 
 
 def _gap(one: torch.Tensor, other: torch.Tensor) -> float:
-    """The largest difference; NaN equals NaN, and whole numbers that differ lie 1 apart at least."""
+    """The largest difference. NaN equals NaN."""
     if not one.numel():
         return 0.0
     wide = torch.complex128 if one.is_complex() else torch.float64
@@ -126,122 +227,3 @@ def _largest(tensor: torch.Tensor) -> float:
 
 def _is_inexact(tensor: torch.Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
-
-
-_SEED = 0
-"""Of the rows that are put beside the example's: the same in every process."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setup:
-    """What is captured: a model, an example of its arguments, and within which limits."""
-
-    model: Model
-    example: Example
-    batch_dim: Any
-    backend: Backend
-    max_graphs: int | None
-    strict: bool
-    check_rows: bool
-
-    def example_at(self, rows: int) -> Example:
-        """Arguments with this number of rows, in memory of their own."""
-        made = inputs.batch_examples(self.example.args, self.example.kwargs, (rows,), self.batch_dim)
-        return inputs.clone(made[rows])
-
-
-class _Calls:
-    """Eager calls of the model, each from the same state and random state, none of which leaves a trace."""
-
-    def __init__(self, setup: Setup, undo: Undo) -> None:
-        self._setup, self._undo = setup, undo
-        self.is_random = False
-
-    def __call__(self, example: Example) -> Any:
-        # On a copy: a model that writes to its inputs, or takes items out of a dict, must not spoil the example.
-        return self.on(inputs.clone(example))
-
-    def on(self, example: Example) -> Any:
-        """The same on the very tensors and containers of an example."""
-        backend = self._setup.backend
-        with self._undo.undone(), backend.running():
-            before = pytree.tensors_in(backend.rng_state())
-            output = self._setup.model(*example.args, **example.kwargs)
-            after = pytree.tensors_in(backend.rng_state())
-            self.is_random |= not all(torch.equal(one, two) for one, two in zip(before, after, strict=True))
-            # An output may be state, which is about to be brought back.
-            return pytree.map_tensors(torch.clone, output)
-
-    def guarded(self, example: Example) -> Any:
-        """The same for values that the model may not take, which on a GPU could end the process's work."""
-        with self._trap():
-            return self(example)
-
-    def written(self, example: Example) -> Mapping[str, torch.Tensor]:
-        """What such a call, of values that the model may not take, leaves in its state, by name."""
-        given = inputs.clone(example)
-        with self._trap(), self._undo.undone(), self._setup.backend.running():
-            self._setup.model(*given.args, **given.kwargs)
-            return self._undo.written()
-
-    def _trap(self) -> AbstractContextManager[object]:
-        return TrapGuard() if self._setup.backend.kind == "cuda" else nullcontext()
-
-
-def learn_cut(setup: Setup, undo: Undo, rows: int) -> Cut | NoCut:
-    """How outputs of ``rows`` rows are cut to fewer; or why they cannot, or may not, be."""
-    calls = _Calls(setup, undo)
-    whole, shorter = setup.example_at(rows), setup.example_at(rows - 1)
-    cut = find_cut(calls, whole, shorter, rows)
-    if not setup.check_rows or not isinstance(cut, Cut):
-        return cut
-    kept = max(1, rows // 2)
-    why = why_dependent(
-        calls,
-        calls.guarded,
-        Rows(whole=whole, shorter=shorter, mixed=_mixed(setup, rows, kept), rows=rows, kept=kept),
-        cut,
-        is_random=calls.is_random,
-    )
-    if why:
-        return NoCut(why, EagerReason.MIXED_ROWS)
-    trials = [(fewer, _padded(setup, fewer, rows)) for fewer in (inputs.fresh(shorter, _SEED), shorter)]
-    why = why_state_differs(calls.written, trials)
-    return NoCut(why, EagerReason.PADDED_STATE) if why else cut
-
-
-def written_arguments(setup: Setup, undo: Undo, rows: int) -> tuple[str, ...]:
-    """What of the arguments an eager call writes to: tensors, and places in dicts and lists: ``args[1]``.
-
-    By torch's counters of versions, which see a write of what was there before, as zeros into an empty cache; and by
-    the bits, for the few ways around the counters (``.data``, the statistics of a batch norm).
-    """
-    example = setup.example_at(rows)
-    with torch.inference_mode(False):  # inference tensors have no versions
-        given = inputs.clone(example)
-    before = pytree.named_leaves((given.args, given.kwargs))
-    tensors = inputs.named_tensors(given.args, given.kwargs)
-    versions = {name: tensor._version for name, tensor in tensors.items()}
-    _Calls(setup, undo).on(given)
-    changed = inputs.changed_tensors(example, given)
-    written = [name for name, tensor in tensors.items() if name in changed or tensor._version != versions[name]]
-    places = [name for name, _, _ in container_changes(before, pytree.named_leaves((given.args, given.kwargs)))]
-    return (*written, *places)
-
-
-def _padded(setup: Setup, shorter: Example, rows: int) -> Example:
-    """``shorter`` as a call of so many rows is padded to ``rows``."""
-    values, structure = pytree.flatten((shorter.args, shorter.kwargs))
-    dims = inputs.batched_dims(setup.example.args, setup.example.kwargs, setup.batch_dim)
-    wide = [
-        value if dim is None else padded(value, dim % value.ndim, rows) for value, dim in zip(values, dims, strict=True)
-    ]
-    args, kwargs = pytree.unflatten(structure, wide)
-    return Example(args=args, kwargs=kwargs)
-
-
-def _mixed(setup: Setup, rows: int, kept: int) -> Example:
-    """The first rows of the example beside new ones."""
-    wider = inputs.fresh(setup.example_at(rows), _SEED)
-    dims = inputs.batched_dims(setup.example.args, setup.example.kwargs, setup.batch_dim)
-    return inputs.beside(setup.example_at(kept), wider, dims)

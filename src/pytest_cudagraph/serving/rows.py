@@ -1,4 +1,4 @@
-"""What a call asks for: its number of rows, its padding, and how its outputs are cut back."""
+"""The rows of a call: their number, their padding, and the rows of its outputs."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from typing import Any, NamedTuple
 import torch
 
 from pytest_cudagraph import pytree
+from pytest_cudagraph.errors import first_line
 from pytest_cudagraph.inputs import Example, batched_dims
 from pytest_cudagraph.protocols import CapturedGraph
 from pytest_cudagraph.pytree import LEAF, flatten, unflatten
-from pytest_cudagraph.serving.statistics import EagerReason
+from pytest_cudagraph.serving.statistics import NoGraphReason
 
 
 def padded(tensor: torch.Tensor, dim: int, rows: int) -> torch.Tensor:
-    """``tensor`` with its last row repeated up to ``rows``: values the model knows how to handle."""
+    """``tensor`` with its last row repeated up to ``rows``, because the model accepts those values."""
     given = tensor.shape[dim]
     last = tensor.narrow(dim, given - 1, 1)
     missing = rows - given
@@ -27,7 +28,7 @@ def padded(tensor: torch.Tensor, dim: int, rows: int) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Where each leaf of an output has its rows; None for a leaf that is the same whatever the number of rows."""
+    """The dimension of the rows of each output leaf; None for a leaf without rows."""
 
     dims: tuple[int | None, ...]
 
@@ -42,25 +43,24 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class NoCut:
-    """That outputs cannot be served from padded inputs, and why."""
+    """Why a call cannot be padded."""
 
     why: str
-    reason: EagerReason = EagerReason.NOT_PADDED
-    """As which calls that would need padding are counted."""
+    reason: NoGraphReason = NoGraphReason.NOT_PADDED
+    """The counter for calls that need padding."""
 
 
 def find_cut(call: Callable[[Example], Any], whole: Example, shorter: Example, rows: int) -> Cut | NoCut:
-    """Learn from two eager calls, with ``rows`` rows and with one less, which dimension of each output has the rows.
+    """Find the dimension of the rows in each output, from a call with ``rows`` rows and a call with one less.
 
-    A size that merely happens to be the batch size is thus never taken for it.
+    A dimension that only happens to be as long as the batch is not taken for it.
     """
     output = call(whole)
     try:
         less = call(shorter)
-    # Whatever it raises: a model that takes no fewer rows is never padded, and a caller sees the error in his own call.
+    # A model may raise anything for fewer rows. Then it is never padded, and such a call raises the same.
     except Exception as error:
-        first_line = (str(error).splitlines() or [""])[0]
-        return NoCut(f"with {rows - 1} rows the model raises {type(error).__name__}: {first_line}")
+        return NoCut(f"with {rows - 1} rows the model raises {first_line(error)}")
     full, structure = pytree.flatten(output)
     fewer, other = pytree.flatten(less)
     if structure != other:
@@ -94,7 +94,7 @@ def _first_rows(value: Any, dim: int | None, rows: int) -> Any:
 
 
 class _Slot(NamedTuple):
-    """One tensor of the example; ``dim`` is where it has its rows, None if it is the same at every batch size."""
+    """One tensor of the example; ``dim`` is the dimension of its rows, None if it has no rows."""
 
     at: int
     dim: int | None
@@ -114,7 +114,7 @@ _Fit = tuple[int, tuple[int, ...], torch.dtype, torch.device]
 
 
 class CallForm:
-    """The form of the example's arguments, which a call must have for a graph to serve it."""
+    """The form of the example's arguments. A graph serves only calls of this form."""
 
     def __init__(self, example: Example, batch_dim: Any) -> None:
         values, self._structure = flatten((example.args, example.kwargs))
@@ -135,24 +135,24 @@ class CallForm:
 
     def read(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], largest: int
-    ) -> tuple[list[Any], int | EagerReason]:
-        """The leaves of a call, and how many rows it has, at most ``largest``; else why no graph can serve it."""
+    ) -> tuple[list[Any], int | NoGraphReason]:
+        """The leaves of a call with its number of rows, at most ``largest``, or with the reason why no graph fits."""
         if self._is_positional and not kwargs and len(args) == self._count:
             values: list[Any] | None = list(args)
         else:
             values = self._values(args, kwargs)
         if values is None or (self._plain and not self._has_baked(values)):
-            return [], EagerReason.OTHER_ARGUMENT
+            return [], NoGraphReason.OTHER_ARGUMENT
         try:
             rows = values[self._first_at].shape[self._first_dim]
         except (AttributeError, IndexError):  # no tensor, or too few dimensions
-            return values, EagerReason.OTHER_SHAPE
+            return values, NoGraphReason.OTHER_SHAPE
         if not 0 < rows <= largest:
-            return values, EagerReason.TOO_LARGE if rows else EagerReason.NO_ROWS
-        return values, rows if self._fits(values, rows) else EagerReason.OTHER_SHAPE
+            return values, NoGraphReason.TOO_LARGE if rows else NoGraphReason.NO_ROWS
+        return values, rows if self._fits(values, rows) else NoGraphReason.OTHER_SHAPE
 
     def replay_padded(self, graph: CapturedGraph, values: list[Any], rows: int) -> Any:
-        """Replay on the leaves of a call, every batched tensor padded to ``rows``; the graph's own output."""
+        """Replay with the leaves of a call, each batched tensor padded to ``rows``; returns the graph's own output."""
         filled = list(values)
         for slot in self._slots:
             if slot.dim is not None:
@@ -163,11 +163,11 @@ class CallForm:
         return graph(*args, **kwargs)
 
     def _values(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any] | None:
-        """The call's leaves in the example's order; None when they are nested or named otherwise."""
+        """The leaves of a call in the example's order; None if nesting or names differ."""
         if not self._is_flat:
             values, structure = flatten((args, kwargs))
             return values if structure == self._structure else None
-        # Most calls are a few tensors: flattening them would cost as much as the rest of the reading.
+        # Fast path for a few tensors: to flatten them would double the time of this method.
         if len(args) != self._count or len(kwargs) != len(self._names):
             return None
         if not all(name in kwargs for name in self._names):
@@ -177,7 +177,7 @@ class CallForm:
     def _has_baked(self, values: list[Any]) -> bool:
         for at, baked in self._plain:
             given = values[at]
-            # 1, 1.0 and True are equal but do not compute the same; a comparison that yields an array says nothing.
+            # 1, 1.0 and True are equal but compute differently. A comparison may return an array.
             if given is not baked and not (type(given) is type(baked) and (given == baked) is True):
                 return False
         return True

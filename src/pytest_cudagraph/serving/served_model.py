@@ -1,4 +1,4 @@
-"""One model on its optimised path: a graph where one fits, else compiled code, else the model itself, and why."""
+"""One model of the drop-in compiler: a graph serves a call, else compiled code, else the model itself."""
 
 from __future__ import annotations
 
@@ -6,30 +6,27 @@ import functools
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from operator import is_
-from pathlib import Path as Path
+from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from pytest_cudagraph.backends.capture_mode import is_capturing
 from pytest_cudagraph.errors import CudagraphError
-from pytest_cudagraph.protocols import Model
-from pytest_cudagraph.serving import compiled_code
-from pytest_cudagraph.serving.compiled_code import CompiledCode
-from pytest_cudagraph.serving.graph_runner import GraphRunner
+from pytest_cudagraph.protocols import Backend, Model
+from pytest_cudagraph.serving.compiled_code import CompiledCode, ModelSetup, compile_and_check
+from pytest_cudagraph.serving.graph_check import CheckedBackend
+from pytest_cudagraph.serving.graph_runner import ReplayOnlyRunner, open_backend_for
 from pytest_cudagraph.serving.model_watch import weak_alias
-from pytest_cudagraph.serving.proof import ProvenModel, ProvingBackend
-from pytest_cudagraph.serving.request import Options, Request
+from pytest_cudagraph.serving.request import CompilerOptions, Request
 from pytest_cudagraph.serving.statistics import (
     DegradeReason,
     EventLog,
-    Fallback,
     InferenceResult,
     ModelStatistics,
+    NoGraphReason,
     RunnerStatistics,
-    ServingPath,
     cause_of,
 )
 
@@ -39,226 +36,183 @@ _CHANGED = (
 )
 
 
-@dataclass(slots=True)
-class _ServedCall:
-    """The call that is being served, and what became of it outside of a graph."""
-
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-    path: ServingPath | None = None
-    error: BaseException | None = None
-    """What the model itself raised."""
-
-    def is_this(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        """Whether these are the caller's own arguments; a runner also calls the model on others, to learn of it."""
-        if len(args) != len(self.args) or kwargs.keys() != self.kwargs.keys():
-            return False
-        return all(map(is_, args, self.args)) and all(kwargs[name] is self.kwargs[name] for name in kwargs)
-
-
 class ServedModel:
-    """The optimised path of one model, safe from any number of threads. It does not keep the model alive.
+    """Serves the calls of one model from any number of threads, and does not keep the model alive.
 
-    No optimisation ever raises out of here; what the model raises comes through as it is.
+    No optimisation raises here. Exceptions of the model pass through unchanged.
     """
 
-    def __init__(self, model: Model, request: Request, options: Options) -> None:
+    def __init__(self, model: Model, request: Request, options: CompilerOptions) -> None:
         self.request = request
         self._options = options
         self._contents: Model | None = weak_alias(model)
         self._lock = threading.RLock()
-        self._diary = EventLog(request.name)
-        self._device = ""
+        self._events = EventLog(request.name)
+        self._backend: Backend | None = None
         self._code: CompiledCode | None = None
-        self._retired: CompiledCode | None = None
+        self._dropped_code: CompiledCode | None = None
         self._has_lost_code = False
         self._compile_ns = 0
-        self._runner: GraphRunner | None = None
-        self._graphs_before: RunnerStatistics | None = None
-        self._eager_before: Mapping[str, int] = {}
-        self._asked: _ServedCall | None = None
+        self._runner: ReplayOnlyRunner | None = None
+        self._last_graphs: RunnerStatistics | None = None
 
     @property
     def can_be_renewed(self) -> bool:
-        """Whether compiled code was dropped, because the model changed, and may be made again."""
+        """Whether compiled code was dropped because the model changed, so that a new build would help."""
         return self._has_lost_code
 
     def build(self, folder: Callable[[], Path]) -> None:
-        """Compile, capture and prove, as far as it goes. Raises only what the model raises on its example inputs."""
+        """Compile, capture and check as far as possible. Raises only what the model raises on its example inputs."""
         own_error: Exception | None = None
         with self._lock:
             self._release()
             self._has_lost_code = False
             try:
-                site = self._site()
-                own_error = compiled_code.error_on(site, self.request.example)
+                setup = self._setup()
+                own_error = setup.eager_error(self.request.example)
                 if own_error is None:
-                    self._optimise(site, folder)
+                    self._optimise(setup, folder)
+            # An optimisation may raise anything; eager remains.
             except Exception as error:
-                # Whatever an optimisation raises, eager remains.
-                self._diary.say(DegradeReason.NOT_CAPTURED, error)
+                self._events.add(DegradeReason.NOT_CAPTURED, error)
         if own_error is not None:
             raise own_error
 
-    def answer(self, model: Model, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> InferenceResult:
-        """What ``model``, whose path this is, gives for these arguments, in inference mode.
+    def serve(self, model: Model, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> InferenceResult:
+        """The output of ``model``, which is this model, in inference mode.
 
-        Inside of a capture that is the model's own call, and not counted.
+        A call within a capture runs the model itself and is not counted.
         """
         if is_capturing():
             with torch.inference_mode():
                 output = model(*args, **kwargs)
-            return InferenceResult(output=output, path="eager", reason=Fallback.CAPTURING.value)
+            return InferenceResult(output=output, path="eager", reason=NoGraphReason.CAPTURING.value)
         with self._lock:
-            asked = self._asked = _ServedCall(args, kwargs)
-            try:
-                result = self._through_graphs(asked, model) if self._runner else self._without_graphs(asked, model)
-            finally:
-                self._asked = None
-            self._diary.count(result.path, result.reason)
+            if self._runner:
+                result = self._through_graphs(self._runner, model, args, kwargs)
+            else:
+                result = self._without_graph(model, args, kwargs, self._why_no_runner())
+            self._events.count(result.path, result.reason)
             return result
 
     def statistics(self) -> ModelStatistics:
-        """What was served until now; also after :meth:`close`."""
+        """All calls until now; also after :meth:`close`."""
         with self._lock:
-            graphs = self._runner.statistics if self._runner else self._graphs_before
+            graphs = self._runner.statistics if self._runner else self._last_graphs
             return ModelStatistics(
                 name=self.request.name,
                 mode=self.request.mode,
                 compile_mode=self.request.compile_mode,
-                device=self._device,
-                paths=dict(self._diary.paths),
-                reasons=dict(self._diary.reasons),
+                device=self._backend.device if self._backend else "",
+                paths=dict(self._events.paths),
+                reasons=dict(self._events.reasons),
                 padded=graphs.padded if graphs else 0,
                 compiled_sizes=self._code.sizes if self._code else (),
                 compile_ns=self._compile_ns,
                 capture_ns=graphs.capture_ns if graphs else 0,
                 memory_bytes=dict(graphs.memory_bytes) if graphs else {},
-                notes=self._diary.notes,
+                notes=self._events.notes,
             )
 
     def close(self) -> None:
-        """Release graphs, compiled code and all hold of the model; calls run eager from then on."""
+        """Release graphs, compiled code and the model's contents; later calls run eager."""
         with self._lock:
             self._release()
             self._contents = None
 
-    def _site(self) -> compiled_code.ModelSetup:
+    def _setup(self) -> ModelSetup:
         if self._contents is None:
             raise CudagraphError("the compiler has been cleaned up")
-        backend = compiled_code.open_backend_for(self.request.example, self._options.device)
-        self._device = backend.device
-        return compiled_code.ModelSetup(model=self._contents, request=self.request, backend=backend)
+        example = self.request.example
+        self._backend = open_backend_for(self._options.device_for(example), example)
+        return ModelSetup(model=self._contents, request=self.request, backend=self._backend)
 
-    def _optimise(self, site: compiled_code.ModelSetup, folder: Callable[[], Path]) -> None:
+    def _optimise(self, setup: ModelSetup, folder: Callable[[], Path]) -> None:
         options, example = self._options, self.request.example
         if self.request.compile_mode != "none":
-            self._code = self._compiled(site, folder)
+            self._code = self._compiled(setup, folder)
         if options.graphs:
-            call_for = functools.partial(self._call_for, site.model)
-            subject = ProvenModel(model=site.model, call_for=call_for, proven=self._look_anew)
-            self._runner = GraphRunner(
-                functools.partial(self._in_place_of, site.model),
+            self._runner = ReplayOnlyRunner(
+                setup.model,
                 *example.args,
                 kwargs=example.kwargs,
                 batch_sizes=options.batch_sizes,
                 batch_dim=self.request.batch_dim,
                 max_graphs=options.max_graphs,
-                backend=ProvingBackend(site.backend, subject),
+                backend=CheckedBackend(setup.backend, self._compiled_for, self._accept_weights),
             )
-            self._tell_limits(self._runner.statistics)
+            self._note_limits(self._runner.statistics)
 
-    def _compiled(self, site: compiled_code.ModelSetup, folder: Callable[[], Path]) -> CompiledCode | None:
-        options, started_ns = self._options, time.perf_counter_ns()
-        differs = functools.partial(self._diary.say, DegradeReason.CODE_DIFFERS)
+    def _compiled(self, setup: ModelSetup, folder: Callable[[], Path]) -> CompiledCode | None:
+        started_ns = time.perf_counter_ns()
+        on_difference = functools.partial(self._events.add, DegradeReason.CODE_DIFFERS)
         try:
-            return compiled_code.compile_and_prove(
-                site, options.batch_sizes, folder, options.compile_timeout_s, differs
-            )
+            return compile_and_check(setup, self._options, folder, on_difference)
+        # A compile may raise anything (no compiler, no time, a full disk); graphs do not need it.
         except Exception as error:
-            # Whatever a compile raises (no compiler, no time, no room on the disk), graphs can do without it.
-            self._diary.say(DegradeReason.NOT_COMPILED, error)
+            self._events.add(DegradeReason.NOT_COMPILED, error)
             return None
         finally:
             self._compile_ns += time.perf_counter_ns() - started_ns
 
-    def _through_graphs(self, asked: _ServedCall, model: Model) -> InferenceResult:
-        runner = self._runner
-        assert runner is not None
+    def _through_graphs(
+        self, runner: ReplayOnlyRunner, model: Model, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> InferenceResult:
         try:
             if self._code is not None and self._code.has_old_weights():
                 self._drop_code()
                 runner.recapture()
-            output = runner(*asked.args, **asked.kwargs)
+            output = runner(*args, **kwargs)
+        # Graphs may raise anything; the model can still serve the call.
         except Exception as error:
-            # Whatever the optimised path raises, the model answers, unless it was the model itself that raised.
-            if asked.error is error:
-                raise
-            self._diary.say(DegradeReason.NOT_SERVED, error)
-            with torch.inference_mode():
-                return InferenceResult(
-                    output=model(*asked.args, **asked.kwargs), path="eager", reason=Fallback.RAISED.value
-                )
-        if asked.path is None and self._retired is not None:  # a replay: all graphs are of the model as it is now
-            self._retired.close()
-            self._retired = None
-        # Statistics are asked for only where the model was called: they take longer than a small replay.
-        if asked.path is None or not (reason := self._why_no_replay(runner.statistics)):
-            return InferenceResult(output=output, path="graph")
-        return InferenceResult(output=output, path=asked.path, reason=reason)
+            self._events.add(DegradeReason.NOT_SERVED, error)
+            with self._running():
+                output = model(*args, **kwargs)
+            return InferenceResult(output=output, path="eager", reason=NoGraphReason.RAISED.value)
+        if isinstance(output, NoGraphReason):
+            result = self._without_graph(model, args, kwargs, output)
+            self._note_limits(runner.statistics)
+            return result
+        if self._dropped_code is not None:  # after a replay, no graph reads the dropped code
+            self._dropped_code.close()
+            self._dropped_code = None
+        return InferenceResult(output=output, path="graph")
 
-    def _why_no_replay(self, graphs: RunnerStatistics) -> str:
-        """What the runner has counted since the last time; empty when it did replay."""
-        grown = [reason for reason, count in graphs.eager.items() if count > self._eager_before.get(reason, 0)]
-        self._eager_before = dict(graphs.eager)
-        self._tell_limits(graphs)
-        return ", ".join(grown)
-
-    def _without_graphs(self, asked: _ServedCall, model: Model) -> InferenceResult:
-        if self._contents is None:
-            reason = Fallback.CLEANED_UP
-        else:
-            reason = Fallback.NO_GRAPHS if self._options.graphs else Fallback.GRAPHS_OFF
-        with torch.inference_mode():
-            output, path = self._computed(asked, model)
-        return InferenceResult(output=output, path=path, reason=reason.value)
-
-    def _in_place_of(self, model: Model, *args: Any, **kwargs: Any) -> Any:
-        """What the runner takes for the model, and calls where no graph serves a call."""
-        asked = self._asked
-        if asked is None or not asked.is_this(args, kwargs):
-            return model(*args, **kwargs)
-        output, asked.path = self._computed(asked, model)
-        return output
-
-    def _computed(self, asked: _ServedCall, model: Model) -> tuple[Any, ServingPath]:
-        """The answer of compiled code made for such a call; else of the model."""
-        code, failure = self._current_code(), None
-        call = code.fitting(asked.args, asked.kwargs) if code else None
-        if call is not None:
-            try:
-                return call(*asked.args, **asked.kwargs), "compiled"
-            # Whatever compiled code raises, the model decides whether the call can be answered.
-            except Exception as error:
-                failure = error
-        try:
-            output = model(*asked.args, **asked.kwargs)
-        except Exception as error:
-            asked.error = error
-            raise
-        if code is not None and failure is not None:
-            code.stop_serving()  # graphs captured from it were proven, and stay
-            self._diary.say(DegradeReason.CODE_DIFFERS, f"it raised where the model does not: {cause_of(failure)}")
-        return output, "eager"
-
-    def _call_for(self, model: Model, size: int) -> Model:
-        """What a graph of this batch size is captured from."""
+    def _without_graph(
+        self, model: Model, args: tuple[Any, ...], kwargs: Mapping[str, Any], reason: NoGraphReason
+    ) -> InferenceResult:
+        """Serve a call from compiled code of its form, else from the model."""
         code = self._current_code()
-        return (code.call_for(size) if code else None) or model
+        call = code.call_matching(args, kwargs) if code else None
+        failure: Exception | None = None
+        with self._running():
+            if call is not None:
+                try:
+                    return InferenceResult(output=call(*args, **kwargs), path="compiled", reason=reason.value)
+                # Compiled code may raise anything; the model decides whether the call is valid.
+                except Exception as error:
+                    failure = error
+            output = model(*args, **kwargs)
+        if code is not None and failure is not None:
+            code.stop_serving()  # graphs captured from it were checked, and stay
+            self._events.add(DegradeReason.CODE_DIFFERS, f"it raised where the model does not: {cause_of(failure)}")
+        return InferenceResult(output=output, path="eager", reason=reason.value)
 
-    def _look_anew(self) -> None:
+    def _why_no_runner(self) -> NoGraphReason:
+        if self._contents is None:
+            return NoGraphReason.CLEANED_UP
+        return NoGraphReason.NO_GRAPHS if self._options.graphs else NoGraphReason.GRAPHS_OFF
+
+    def _running(self) -> AbstractContextManager[Any]:
+        return self._backend.running() if self._backend else torch.inference_mode()
+
+    def _compiled_for(self, size: int) -> Model | None:
+        code = self._current_code()
+        return code.call_for(size) if code else None
+
+    def _accept_weights(self) -> None:
         if self._code is not None:
-            self._code.look_anew()
+            self._code.accept_weights()
 
     def _current_code(self) -> CompiledCode | None:
         if self._code is not None and self._code.is_outdated():
@@ -266,26 +220,25 @@ class ServedModel:
         return self._code
 
     def _drop_code(self) -> None:
-        """Use it no more. It is released later: until the runner drops its graphs, they may be reading from it."""
-        self._diary.say(DegradeReason.CODE_DROPPED, _CHANGED)
+        """Stop using the code. It is released later, because graphs may read from it until they are dropped."""
+        self._events.add(DegradeReason.CODE_DROPPED, _CHANGED)
         self._has_lost_code = True
-        self._retired, self._code = self._code, None
+        self._dropped_code, self._code = self._code, None
 
-    def _tell_limits(self, graphs: RunnerStatistics) -> None:
+    def _note_limits(self, graphs: RunnerStatistics) -> None:
         for size, why in graphs.refused.items():
-            self._diary.say(DegradeReason.NOT_CAPTURED, f"batch {size}: {why}")
+            self._events.add(DegradeReason.NOT_CAPTURED, f"batch {size}: {why}")
         if graphs.not_padded:
-            self._diary.say(DegradeReason.NOT_PADDED, graphs.not_padded)
+            self._events.add(DegradeReason.NOT_PADDED, graphs.not_padded)
 
     def _release(self) -> None:
         runner, self._runner = self._runner, None
-        made = [code for code in (self._code, self._retired) if code is not None]
-        self._code = self._retired = None
-        self._eager_before = {}
+        held = [code for code in (self._code, self._dropped_code) if code is not None]
+        self._code = self._dropped_code = None
         try:
             if runner is not None:
                 runner.close()
-                self._graphs_before = runner.statistics
+                self._last_graphs = runner.statistics
         finally:
-            for code in made:
+            for code in held:
                 code.close()

@@ -1,4 +1,4 @@
-"""How calls were served: counted while a runner or a compiler works, frozen for a reader."""
+"""How calls were served: counters of a runner and of the drop-in compiler, and their frozen copies."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from pytest_cudagraph.units import bytes_text, plural, seconds_text
 from pytest_cudagraph.values import CompileMode
 
 
-class EagerReason(str, Enum):
-    """Why a call did not replay a graph."""
+class NoGraphReason(str, Enum):
+    """Why no graph served a call: first the reasons of a runner, then those of the drop-in compiler."""
 
     NO_ROWS = "no rows"
     TOO_LARGE = "beyond the largest batch size"
@@ -26,11 +26,17 @@ class EagerReason(str, Enum):
     NOT_PADDED = "outputs cannot be cut"
     MIXED_ROWS = "rows depend on each other"
     PADDED_STATE = "padding would change state"
+    GRAPHS_OFF = "graphs are switched off"
+    NO_GRAPHS = "the graphs could not be made"
+    RAISED = "the optimised path raised"
+    UNKNOWN_MODEL = "not a model of this compiler"
+    CLEANED_UP = "cleaned up"
+    CAPTURING = "inside of a capture"
 
 
 @dataclass(slots=True)
 class Tally:
-    """The counters of one runner; whoever writes holds its lock."""
+    """The counters of one runner. A writer holds the runner's lock."""
 
     padded: int = 0
     padding_rows: int = 0
@@ -40,12 +46,12 @@ class Tally:
     state_changes: int = 0
     capture_ns: int = 0
     replays: Counter[int] = field(default_factory=Counter)
-    eager: Counter[EagerReason] = field(default_factory=Counter)
+    eager: Counter[NoGraphReason] = field(default_factory=Counter)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerStatistics:
-    """What a :class:`GraphRunner` has served so far."""
+    """The calls that a :class:`GraphRunner` has served so far."""
 
     device: str
     hits: int
@@ -53,29 +59,29 @@ class RunnerStatistics:
     padded: int
     """Calls that were padded to the next batch size with a graph."""
     padding_rows: int
-    """Rows computed for nothing, in all padded calls."""
+    """Rows that padding added, in all padded calls."""
     eager: Mapping[str, int]
-    """Calls that ran the model itself, by the reason."""
+    """Calls that ran the model itself, by reason."""
     replays: Mapping[int, int]
     """Calls by the batch size of the graph that served them."""
     memory_bytes: Mapping[int, int | None]
-    """Of each graph there is now, what it added to the pool; None where the backend cannot tell."""
+    """Memory that each present graph added to the pool, by batch size; None where the backend cannot tell."""
     refused: Mapping[int, str]
-    """Batch sizes whose capture was refused, and why."""
+    """Batch sizes whose capture was refused, with the reason."""
     not_padded: str = ""
-    """Why no call is padded: outputs that cannot be cut, rows that depend on each other; empty while calls are."""
+    """Why no call is padded; empty if calls are padded."""
     captures: int
     recaptures: int
-    """Captures of a batch size that had had a graph before: evicted, or dropped after a change of the model."""
+    """Captures of a batch size whose earlier graph was evicted, or dropped after a change of the model."""
     evictions: int
     state_changes: int
-    """How often the model was found changed, which drops all graphs."""
+    """How often the model had changed, which drops all graphs."""
     capture_ns: int
-    """Time spent on captures, warm-up and refused ones included."""
+    """Time of all captures, with their warm-up; refused captures are included."""
 
     @property
     def calls(self) -> int:
-        """All calls that were served."""
+        """The number of all calls."""
         return self.hits + self.padded + sum(self.eager.values())
 
     def lines(self) -> list[str]:
@@ -98,8 +104,7 @@ class RunnerStatistics:
         return lines
 
     def _eagerly(self) -> list[str]:
-        found = sorted(self.eager.items(), key=lambda item: -item[1])
-        return [f"eager: {', '.join(f'{count} {reason}' for reason, count in found)}"] if found else []
+        return [f"eager: {_reasons_text(self.eager)}"] if self.eager else []
 
     def _captured(self) -> str:
         again = f" ({self.recaptures} again)" if self.recaptures else ""
@@ -118,19 +123,8 @@ class RunnerStatistics:
 ServingPath = Literal["graph", "compiled", "eager"]
 
 
-class Fallback(str, Enum):
-    """Why a call was not served by a graph, where the graph runner itself has no say."""
-
-    GRAPHS_OFF = "graphs are switched off"
-    NO_GRAPHS = "the graphs could not be made"
-    RAISED = "the optimised path raised"
-    UNKNOWN_MODEL = "not a model of this compiler"
-    CLEANED_UP = "cleaned up"
-    CAPTURING = "inside of a capture"
-
-
 class DegradeReason(str, Enum):
-    """What became of an optimisation as a whole; said once, with the cause."""
+    """What was not optimised, or is no longer; logged once per cause."""
 
     NOT_COMPILED = "not compiled"
     CODE_DIFFERS = "compiled code not used"
@@ -142,40 +136,40 @@ class DegradeReason(str, Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InferenceResult:
-    """The answer to one call, what gave it, and why it was no graph."""
+    """The output of one call, what computed it, and why no graph did."""
 
     output: Any
     path: ServingPath
     reason: str = ""
-    """Empty for a graph; the same words that the statistics count."""
+    """Empty for a graph; else the reason that the statistics count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelStatistics:
-    """What one model of a compiler has served so far."""
+    """The calls that one model of a compiler has served so far."""
 
     name: str
     mode: str
-    """As it was asked for."""
+    """The requested mode."""
     compile_mode: CompileMode
-    """What that means here."""
+    """How the mode compiles."""
     device: str
     """``cuda:0`` or ``cpu``; empty when no device could be opened."""
     paths: Mapping[ServingPath, int]
     reasons: Mapping[str, int]
     """Why calls were not served by a graph."""
     padded: int
-    """Calls of the graphs that were padded to the next batch size."""
+    """Calls that a graph served after padding."""
     compiled_sizes: tuple[int, ...]
-    """Batch sizes with compiled code, proven to give eager's answers."""
+    """Batch sizes whose compiled code agrees with eager."""
     compile_ns: int
-    """Time spent on compiling, a failed one included."""
+    """Time of all compiles; failed ones are included."""
     capture_ns: int
-    """Time spent on captures and their proofs."""
+    """Time of all captures and their checks."""
     memory_bytes: Mapping[int, int | None]
-    """Of each graph there is now, by batch size; None where the device cannot tell."""
+    """Memory of each present graph by batch size; None where the device cannot tell."""
     notes: tuple[str, ...]
-    """What could not be optimised, and what became of the rest; in the words of the log."""
+    """What was not optimised, with the cause, as in the log."""
 
     @property
     def calls(self) -> int:
@@ -193,8 +187,7 @@ class ModelStatistics:
         return f"{self.name} ({self.mode}){place}: {plural(self.calls, 'call')}: {counts}{padded}"
 
     def _reasons(self) -> list[str]:
-        found = sorted(self.reasons.items(), key=lambda item: -item[1])
-        return [f"  no graph: {', '.join(f'{count} {reason}' for reason, count in found)}"] if found else []
+        return [f"  no graph: {_reasons_text(self.reasons)}"] if self.reasons else []
 
     def _made(self) -> str:
         known = [count for count in self.memory_bytes.values() if count is not None]
@@ -207,15 +200,15 @@ class ModelStatistics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompilerStatistics:
-    """What an :class:`IntegratedAOTCompiler` has served so far: its living models, and calls of other ones."""
+    """The calls that an :class:`IntegratedAOTCompiler` has served so far, for the models that still exist."""
 
     models: tuple[ModelStatistics, ...]
     unknown: int
-    """Calls of models that it was never asked to compile; they ran eager."""
+    """Calls of models that it did not compile; they ran eager."""
 
     @property
     def paths(self) -> Mapping[ServingPath, int]:
-        """The calls of all models by what served them, the unknown ones among the eager."""
+        """The calls of all models by path; calls of unknown models count as eager."""
         unknown: dict[ServingPath, int] = {"graph": 0, "compiled": 0, "eager": self.unknown}
         return {path: count + sum(model.paths.get(path, 0) for model in self.models) for path, count in unknown.items()}
 
@@ -230,49 +223,54 @@ class CompilerStatistics:
         return [line for model in self.models for line in model.lines()] + unknown
 
 
+def _reasons_text(reasons: Mapping[str, int]) -> str:
+    """``20 no rows, 3 other argument``: the most frequent first."""
+    return ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items(), key=lambda item: -item[1]))
+
+
 _log = logging.getLogger("pytest_cudagraph.serving")
 
 _MAX_NOTES = 100
-"""Messages may hold a number that is another one each time."""
+"""A limit, because a message may contain a number that changes each time."""
 
 
 class EventLog:
-    """The counters and notes of one model; whoever writes holds its lock."""
+    """The counters and notes of one model. A writer holds the model's lock."""
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._notes: dict[str, None] = {}  # a set that keeps its order
+        self._notes: dict[str, None] = {}  # an ordered set
         self.paths: Counter[ServingPath] = Counter()
         self.reasons: Counter[str] = Counter()
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Every setback so far, each once."""
+        """All notes so far, each once."""
         return tuple(self._notes)
 
     def count(self, path: ServingPath, reason: str) -> None:
-        """One call has been served."""
+        """Count one call."""
         self.paths[path] += 1
         if reason:
             self.reasons[reason] += 1
             if self.reasons[reason] == 1:
                 _log.warning("%s: a call runs %s: %s (said once, counted from now on)", self._name, path, reason)
 
-    def say(self, setback: DegradeReason, why: str | BaseException) -> None:
-        """Something of the optimisation will not be."""
-        note = f"{setback.value}: {one_line(why) if isinstance(why, str) else cause_of(why)}"
+    def add(self, what: DegradeReason, why: str | BaseException) -> None:
+        """Note and log once what is not optimised, and why."""
+        note = f"{what.value}: {one_line(why) if isinstance(why, str) else cause_of(why)}"
         if note not in self._notes and len(self._notes) < _MAX_NOTES:
             self._notes[note] = None
             _log.warning("%s: %s", self._name, note)
 
 
 def cause_of(error: BaseException) -> str:
-    """An error in one line; ours as a whole, for it holds the remedy."""
+    """An error in one line; errors of this package with all their lines, which contain the remedy."""
     if isinstance(error, CudagraphError):
         return one_line(str(error))
     return first_line(error)
 
 
 def one_line(text: str) -> str:
-    """Lines of a message as a log has them."""
+    """Join the lines of a message for a log."""
     return "; ".join(line.strip() for line in text.splitlines())

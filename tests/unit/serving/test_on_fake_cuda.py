@@ -18,7 +18,8 @@ from pytest_cudagraph.backends.cuda import CudaBackend
 from pytest_cudagraph.backends.device_asserts import TrapGuard
 from pytest_cudagraph.errors import InputError
 from pytest_cudagraph.inputs import Example
-from pytest_cudagraph.serving import compiled_code, graph_runner, row_analysis
+from pytest_cudagraph.serving import graph_runner, row_analysis
+from pytest_cudagraph.serving.request import CompilerOptions
 
 
 @pytest.fixture(autouse=True)
@@ -147,13 +148,14 @@ def gpus(monkeypatch):
         current[0] = before
 
     monkeypatch.setattr(torch.cuda, "device", device)
-    for room in (graph_runner, compiled_code):
-        monkeypatch.setattr(room, "choose", lambda option: SimpleNamespace(kind="cpu" if option == "cpu" else "cuda"))
-        monkeypatch.setattr(room, "open_backend", lambda kind: opened.append((kind, current[0])) or backend_of(kind))
 
-    def backend_of(kind):
+    def open_backend(kind):
+        opened.append((kind, current[0]))
         return SimpleNamespace(kind=kind, device="cpu" if kind == "cpu" else f"cuda:{current[0]}")
 
+    kind_of = {"cpu": "cpu", "cuda": "cuda", "auto": "cuda"}
+    monkeypatch.setattr(graph_runner, "choose", lambda option: SimpleNamespace(kind=kind_of[option]))
+    monkeypatch.setattr(graph_runner, "open_backend", open_backend)
     return opened
 
 
@@ -163,9 +165,6 @@ def inputs_on(device):
 
 
 @pytest.mark.parametrize(
-    "open_backend", [graph_runner._open_backend, lambda *given: compiled_code.open_backend_for(*given[::-1])]
-)
-@pytest.mark.parametrize(
     ("option", "device", "opened"),
     [
         ("auto", "cuda:1", ("cuda", 1)),
@@ -173,20 +172,18 @@ def inputs_on(device):
         ("cpu", "cpu", ("cpu", 0)),
     ],
 )
-def test_graphs_live_on_the_gpu_of_the_inputs_whichever_is_current(gpus, open_backend, option, device, opened):
-    open_backend(option, inputs_on(device))
+def test_graphs_live_on_the_gpu_of_the_inputs_whichever_is_current(gpus, option, device, opened):
+    graph_runner.open_backend_for(option, inputs_on(device))
     assert gpus == [opened]
 
 
 def test_inputs_on_the_host_are_refused_by_a_gpu_with_the_remedy(gpus):
-    # Torch has no context for a device that is no GPU: the current one is opened, and the inputs are looked at then.
-    graph_runner._open_backend("cuda", inputs_on("cpu"))
     with pytest.raises(InputError, match=r"args\[0\] is on cpu, but this run uses cuda:0; pass it as .to\('cuda:0'\)"):
-        compiled_code.open_backend_for(inputs_on("cpu"), "cuda")
-    assert gpus == [("cuda", 0)] * 2
+        graph_runner.open_backend_for("cuda", inputs_on("cpu"))
+    assert gpus == [("cuda", 0)]
 
 
-def test_a_compiler_on_auto_follows_inputs_that_lie_on_the_host(gpus):
-    assert compiled_code.open_backend_for(inputs_on("cpu"), "auto").kind == "cpu"
-    assert compiled_code.open_backend_for(Example(args=(), kwargs={}), "auto").kind == "cpu"
-    assert gpus == [("cpu", 0)] * 2
+def test_a_compiler_on_auto_follows_inputs_that_lie_on_the_host():
+    options = CompilerOptions(graphs=True, batch_sizes=(1,), device="auto", max_graphs=None, compile_timeout_s=1)
+    assert options.device_for(inputs_on("cpu")) == options.device_for(Example(args=(), kwargs={})) == "cpu"
+    assert options.device_for(inputs_on("cuda:1")) == "cuda"
