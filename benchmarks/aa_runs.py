@@ -29,6 +29,7 @@ from pytest_cudagraph import (  # noqa: E402
     Arms,
     Bounds,
     EvidenceRule,
+    MeasuredBatch,
     PerfCounterClock,
     Verdict,
     judge_speedup,
@@ -85,7 +86,7 @@ def one_run(work: Callable[[], object], target: float, call_ns: float, *, budget
         bounds=Bounds.of_budget(budget_s * 1e9),
         seed=seed,
     )
-    verdict = judge_speedup(timing, target, judged=True).verdict
+    verdict = judge_speedup(MeasuredBatch(timing=timing), target).verdict
     seconds, estimate = timing.measure_ns / 1e9, timing.speedup.estimate
     return Run(target=target, call_ns=call_ns, verdict=verdict, estimate=estimate, seconds=seconds)
 

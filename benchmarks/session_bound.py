@@ -10,9 +10,9 @@ import math
 import random
 from collections import Counter
 
-from pytest_cudagraph.baseline import LatencyChange, change, session_of
+from pytest_cudagraph.baseline import change, session_of
 from pytest_cudagraph.stats import summaries
-from pytest_cudagraph.values import DeviceInfo, Interval, Latency, SavedBatch, Session, Timing
+from pytest_cudagraph.values import DeviceInfo, Interval, Latency, LatencyChange, SavedBatch, Session, Timing
 
 TRIALS = 20_000
 SPREADS = (0.0041, 0.0126, 0.0266)

@@ -27,7 +27,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pytest_cudagraph import pipeline
-from pytest_cudagraph.settings.case import CallSettings, make_case
+from pytest_cudagraph.settings.case import CallSettings, ModelCall, make_case
 from pytest_cudagraph.settings.marks import MarkSettings
 from pytest_cudagraph.settings.options import OPTIONS, Settings
 from pytest_cudagraph.summary import CollectedTests, end_run
@@ -58,11 +58,16 @@ def story_s(folder: Path) -> float:
     case = make_case("test_mlp.py::test_mlp", CallSettings(), MarkSettings(time_budget=0.05), settings)
     device_context = pipeline.open_device_context("cpu", settings)
     begin = time.perf_counter()
-    subject = pipeline.prepare_model(case, device_context, make_mlp(), (torch.randn(1, 64),), {}, 0)
+    call = ModelCall(model=make_mlp(), args=(torch.randn(1, 64),))
     with pipeline.ModelRun(
-        case, device_context, subject, cache_folder=lambda: folder, compile_timeout_s=60, progress=lambda line: None
-    ) as story:
-        report = pipeline.run_stages(story)
+        case=case,
+        device_context=device_context,
+        model=pipeline.prepare_model(call, case, device_context.backend),
+        cache_folder=lambda: folder,
+        compile_timeout_s=60,
+        progress=lambda line: None,
+    ) as run:
+        report = pipeline.run_stages(run)
     collected = CollectedTests(passed=frozenset([case.nodeid]), finished=True, complete=True, paths=(".",))
     end_run([report], collected, settings)
     spent = time.perf_counter() - begin

@@ -13,7 +13,7 @@ from benchmarks.error_rates.machine import Machine
 from benchmarks.error_rates.scenarios import Scenario
 from pytest_benchmark.stats import Stats
 
-from pytest_cudagraph import Bounds, EvidenceRule, Verdict, judge_speedup, measure_arms
+from pytest_cudagraph import Bounds, EvidenceRule, MeasuredBatch, Verdict, judge_speedup, measure_arms
 
 THRESHOLD_RATIO = 1.15
 
@@ -50,7 +50,7 @@ def run_trial(scenario: Scenario, relative: float, number: int, *, seed: int, bu
     peer = scenario.machine(true_ratio, np.random.default_rng([1, *chance]))
     eager, replay = (_peer_arm(peer, arm, timing.measure_ns / 2) for arm in (0, 1))
     return Found(
-        verdict=judge_speedup(timing, THRESHOLD_RATIO, judged=True).verdict,
+        verdict=judge_speedup(MeasuredBatch(timing=timing), THRESHOLD_RATIO).verdict,
         calls=(timing.eager.samples + timing.replay.samples) * timing.inner_calls,
         spent_ns=timing.measure_ns
         - _cold_ns(scenario, scenario.machine(true_ratio, np.random.default_rng([0, *chance]))),

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
         RunnerStatistics,
     )
     from pytest_cudagraph.stats import EvidenceRule
-    from pytest_cudagraph.values import BatchReport, Finding, GraphReport, Judgement, Timing, Verdict
+    from pytest_cudagraph.values import BatchReport, Finding, GraphReport, Judgement, MeasuredBatch, Timing, Verdict
 
 __version__ = "0.1.0"
 
@@ -76,6 +76,7 @@ __all__ = [
     "InputError",
     "IntegratedAOTCompiler",
     "Judgement",
+    "MeasuredBatch",
     "ModelStatistics",
     "NotProven",
     "OptimizedModel",
@@ -105,6 +106,7 @@ _HOMES = {
     "EvidenceRule": "stats",
     "judge_speedup": "gate",
     "Judgement": "values",
+    "MeasuredBatch": "values",
     "Timing": "values",
     "compile_model": "compile",
     "CompilerStatistics": "serving.statistics",

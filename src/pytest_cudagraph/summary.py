@@ -221,7 +221,7 @@ def header_lines(device_contexts: Iterable[DeviceContext], settings: Settings) -
             device_context.device,
             baseline=_shown(device_context.baseline_file, settings.rootdir),
             min_speedup=settings.min_speedup,
-            judged=device_context.judged,
+            judged=not device_context.why_not_judged,
         )
         for device_context in device_contexts
     ]

@@ -7,15 +7,9 @@ import pytest
 from tests import facts
 
 from pytest_cudagraph import gate
+from pytest_cudagraph.baseline import latency_change
 from pytest_cudagraph.errors import CaptureRefusal, CudagraphError
-from pytest_cudagraph.gate import (
-    judge_agreement,
-    judge_baseline,
-    judge_capture,
-    judge_speedup,
-    judge_structure,
-    refused,
-)
+from pytest_cudagraph.gate import judge_agreement, judge_capture, refused
 from pytest_cudagraph.values import (
     Agreement,
     DeviceInfo,
@@ -24,6 +18,7 @@ from pytest_cudagraph.values import (
     Interval,
     Judgement,
     Latency,
+    MeasuredBatch,
     NoBaseline,
     Receipt,
     SavedBatch,
@@ -61,7 +56,7 @@ def latency(median_us: float, q25_us: float | None = None) -> Latency:
 
 
 def test_nobody_is_asked_to_accept_less_than_was_asked_for():
-    undecided = judge_speedup(timed(1.30, 1.35, 1.40, "open"), 1.15, judged=True)
+    undecided = speedup(timed(1.30, 1.35, 1.40, "open"), 1.15)
     assert undecided.verdict is Verdict.INCONCLUSIVE
     assert (undecided.remedy, undecided.accept) == ("to decide: a larger --cudagraph-time-budget", None)
 
@@ -89,6 +84,25 @@ def receipt(kernels: int | None = 46, **changes) -> Receipt:
     return Receipt(**{"kernel_names": {"aten.mul": 16, "aten.add": 30}} | facts | changes)
 
 
+def measured(timing, *, baseline=OFF, device=None, disturbance="", why_not="", **rest) -> MeasuredBatch:
+    if disturbance:
+        timing = replace(timing, decision="open", disturbance=disturbance)
+    change = latency_change(baseline, timing, device) if device else None
+    return MeasuredBatch(timing=timing, saved=baseline, device=device, change=change, why_not_judged=why_not, **rest)
+
+
+def speedup(timing, min_speedup, **facts) -> Judgement:
+    return gate.judge_speedup(measured(timing, **facts), min_speedup)
+
+
+def slowdown(timing, baseline, max_slowdown, device, **facts):
+    return gate.judge_baseline(measured(timing, baseline=baseline, device=device, **facts), max_slowdown)
+
+
+def structure(receipt, baseline, max_new_kernels, **facts) -> Judgement:
+    return gate.judge_structure(measured(PASSED, receipt=receipt, baseline=baseline, **facts), max_new_kernels)
+
+
 def text(judgement: Judgement) -> str:
     lines = [f"{judgement.gate} {judgement.verdict.value}: {judgement.reason}", *judgement.evidence]
     lines += [f"remedy: {judgement.remedy}"] if judgement.remedy else []
@@ -105,51 +119,51 @@ OPEN = timed(1.08, 1.16, 1.24, "open")
 AT_THRESHOLD = timed(1.14, 1.152, 1.17, "open")
 
 SPEEDUPS = {
-    "passed": judge_speedup(PASSED, 1.15, judged=True),
-    "failed": judge_speedup(FAILED, 1.15, judged=True),
-    "failed, eager moved": judge_speedup(FAILED, 1.15, judged=True, baseline=saved(), device=H200),
-    "failed, baseline of another device": judge_speedup(
-        FAILED, 1.15, judged=True, baseline=saved(device=T4), device=H200
+    "passed": speedup(PASSED, 1.15),
+    "failed": speedup(FAILED, 1.15),
+    "failed, eager moved": speedup(FAILED, 1.15, baseline=saved(), device=H200),
+    "failed, baseline of another device": speedup(
+        FAILED, 1.15, baseline=saved(device=T4), device=H200
     ),
-    "failed, compute-bound": judge_speedup(
-        timed(1.01, 1.02, 1.03, "fail", busy_ns=116.5 * US), 1.15, judged=True, receipt=receipt()
+    "failed, compute-bound": speedup(
+        timed(1.01, 1.02, 1.03, "fail", busy_ns=116.5 * US), 1.15, receipt=receipt()
     ),
-    "not judged, half of what there is": judge_speedup(
-        timed(1.05, 1.07, 1.09, "fail", busy_ns=105.0 * US), 1.10, judged=False, why_not="shown", receipt=receipt(1)
+    "not judged, half of what there is": speedup(
+        timed(1.05, 1.07, 1.09, "fail", busy_ns=105.0 * US), 1.10, why_not="shown", receipt=receipt(1)
     ),
-    "failed, slower than eager by far": judge_speedup(timed(0.03, 0.04, 0.05, "fail"), 1.15, judged=True),
-    "inconclusive": judge_speedup(OPEN, 1.15, judged=True),
-    "inconclusive, at the threshold": judge_speedup(AT_THRESHOLD, 1.15, judged=True),
-    "inconclusive, one block": judge_speedup(
+    "failed, slower than eager by far": speedup(timed(0.03, 0.04, 0.05, "fail"), 1.15),
+    "inconclusive": speedup(OPEN, 1.15),
+    "inconclusive, at the threshold": speedup(AT_THRESHOLD, 1.15),
+    "inconclusive, one block": speedup(
         timed(
             0.0, 1.3, math.inf, "open", blocks=1, noise_ratio=0.0, detectable_ratio=math.inf, measure_ns=9_000_000_000,
             notes=("the time budget of 10.0 s left no room for timed samples: these are the calls of the warm-up",),
         ),
-        1.15, judged=True,
+        1.15,
     ),
-    "inconclusive, above, too few blocks": judge_speedup(
+    "inconclusive, above, too few blocks": speedup(
         timed(1.06, 1.14, 1.16, "open", target=0.10, blocks=6, measure_ns=300_000_000, weighed=weighed(quiet=6)),
-        0.10, judged=True
+        0.10
     ),
-    "inconclusive, above, most blocks disturbed": judge_speedup(
-        timed(1.06, 1.14, 1.16, "open", target=0.10, weighed=weighed(quiet=16)), 0.10, judged=True
+    "inconclusive, above, most blocks disturbed": speedup(
+        timed(1.06, 1.14, 1.16, "open", target=0.10, weighed=weighed(quiet=16)), 0.10
     ),
-    "inconclusive, above, too few undisturbed blocks": judge_speedup(
-        timed(1.06, 1.14, 1.16, "open", target=0.10, blocks=14, weighed=weighed(quiet=9)), 0.10, judged=True
+    "inconclusive, above, too few undisturbed blocks": speedup(
+        timed(1.06, 1.14, 1.16, "open", target=0.10, blocks=14, weighed=weighed(quiet=9)), 0.10
     ),
-    "inconclusive, below, too short": judge_speedup(
-        timed(0.90, 0.91, 0.92, "open", weighed=weighed(elapsed_ns=5e8, least_ns=6.25e8)), 1.15, judged=True
+    "inconclusive, below, too short": speedup(
+        timed(0.90, 0.91, 0.92, "open", weighed=weighed(elapsed_ns=5e8, least_ns=6.25e8)), 1.15
     ),
-    "inconclusive, below, too little evidence": judge_speedup(
-        timed(1.08, 1.10, 1.12, "open", weighed=weighed(), detectable_ratio=0.06), 1.15, judged=True
+    "inconclusive, below, too little evidence": speedup(
+        timed(1.08, 1.10, 1.12, "open", weighed=weighed(), detectable_ratio=0.06), 1.15
     ),
-    "inconclusive, above, nobody can tell why": judge_speedup(timed(1.18, 1.20, 1.22, "open"), 1.15, judged=True),
-    "inconclusive, disturbed": judge_speedup(
-        FAILED, 1.15, judged=True, disturbance="the GPU was throttled (power cap) while it was measured"
+    "inconclusive, above, nobody can tell why": speedup(timed(1.18, 1.20, 1.22, "open"), 1.15),
+    "inconclusive, disturbed": speedup(
+        FAILED, 1.15, disturbance="the GPU was throttled (power cap) while it was measured"
     ),
-    "not judged": judge_speedup(
+    "not judged": speedup(
         timed(1.05, 1.07, 1.09, "open", target=None, compiled=latency(118.0)),
-        1.15, judged=False, why_not="no CUDA GPU here, this was a rehearsal on the CPU twin", device=TWIN,
+        1.15, why_not="no CUDA GPU here, this was a rehearsal on the CPU twin", device=TWIN,
     ),
 }  # fmt: skip
 
@@ -170,7 +184,7 @@ def test_the_speedup_verdict_follows_the_decision(case):
     [(1.1271, 1.1729, True), (1.1269, 1.1729, False), (1.1271, 1.1731, False), (1.16, 1.17, True)],
 )
 def test_at_the_threshold_means_within_two_percent_on_both_sides(low, high, at):
-    found = judge_speedup(timed(low, 1.15, high, "open"), 1.15, judged=True)
+    found = speedup(timed(low, 1.15, high, "open"), 1.15)
     assert ("at the threshold" in found.reason) is at
 
 
@@ -187,29 +201,29 @@ def test_at_the_threshold_means_within_two_percent_on_both_sides(low, high, at):
     ],
 )
 def test_the_suggested_minimum_is_the_low_end_rounded_down(low, suggestion):
-    found = judge_speedup(timed(low, low + 0.01, low + 0.02, "fail", target=3.0), 3.0, judged=True)
+    found = speedup(timed(low, low + 0.01, low + 0.02, "fail", target=3.0), 3.0)
     assert found.accept == float(suggestion)
 
 
 def test_nothing_is_suggested_below_any_speedup():
-    found = judge_speedup(timed(0.0499, 0.06, 0.07, "fail"), 1.15, judged=True)
+    found = speedup(timed(0.0499, 0.06, 0.07, "fail"), 1.15)
     assert (found.remedy, found.accept) == ("", None)
 
 
 def test_a_timing_for_another_target_is_not_judged_by_this_one():
     with pytest.raises(ValueError, match=r"taken against 1\.15, and cannot be judged by 1\.3"):
-        judge_speedup(PASSED, 1.3, judged=True)
+        speedup(PASSED, 1.3)
 
 
 def test_what_was_realised_counts_as_attainable():
     slow_events = timed(1.05, 1.07, 1.09, "fail", busy_ns=120.0 * US)
-    found = judge_speedup(slow_events, 1.15, judged=True)
+    found = speedup(slow_events, 1.15)
     assert "1.07x of at most 1.07x: compute-bound; its kernels take 120.0 µs by themselves" in found.evidence
 
 
 def test_an_attainable_target_is_not_called_compute_bound():
     fast_device = timed(1.05, 1.07, 1.09, "fail", busy_ns=60.0 * US)
-    found = judge_speedup(fast_device, 1.15, judged=True, receipt=receipt())
+    found = speedup(fast_device, 1.15, receipt=receipt())
     line = "1.07x of at most 2.00x: 7 % of what a graph can gain; 46 kernels take 60.0 µs by themselves"
     assert line in found.evidence
 
@@ -217,9 +231,9 @@ def test_an_attainable_target_is_not_called_compute_bound():
 # --- baseline --------------------------------------------------------------------------------------------------------
 
 
-def against(replay_us: float, *, before=None, max_slowdown=0.10, device=H200, judged=True, **options):
+def against(replay_us: float, *, before=None, max_slowdown=0.10, device=H200, **options):
     timing = replace(PASSED, eager=latency(150.0), replay=latency(replay_us))
-    return judge_baseline(timing, before or saved(), max_slowdown, device, judged=judged, **options)
+    return slowdown(timing, before or saved(), max_slowdown, device, **options)
 
 
 FIVE = facts.sessions(112.0, 113.0, 112.4, 111.5, 112.6, reference_us=150.0, device=H200)
@@ -235,55 +249,55 @@ BASELINES = {
     ),
     "same, other software": against(112.1, before=saved(device=replace(H200, torch="2.11.0"))),
     "slower, disturbed": against(140.5, disturbance="another process used the GPU"),
-    "slower, not judged": against(140.5, judged=False, why_not="this was a rehearsal on the CPU twin"),
+    "slower, not judged": against(140.5, why_not="this was a rehearsal on the CPU twin"),
     "slower, other kernels": against(140.5, receipt=receipt(62, kernel_names={"aten.mul": 32, "aten.add": 30})),
-    "slower machine, other kernels": judge_baseline(
+    "slower machine, other kernels": slowdown(
         replace(PASSED, eager=latency(190.0), replay=latency(138.0), reference=latency(180.0)),
         replace(saved(), sessions=FIVE),
-        0.02, H200, judged=True, receipt=receipt(62, kernel_names={"aten.mul": 32, "aten.add": 30}),
+        0.02, H200, receipt=receipt(62, kernel_names={"aten.mul": 32, "aten.add": 30}),
     ),
-    "slower by more than the machine": judge_baseline(
+    "slower by more than the machine": slowdown(
         replace(PASSED, eager=latency(290.0), replay=latency(200.0), reference=latency(180.0)),
-        replace(saved(), sessions=FIVE), 0.10, H200, judged=True,
+        replace(saved(), sessions=FIVE), 0.10, H200,
     ),
-    "other kernels, beside other work": judge_baseline(
+    "other kernels, beside other work": slowdown(
         replace(PASSED, replay=latency(140.5), reference=replace(latency(151.0), q25_ns=110e3, q75_ns=180e3)),
-        replace(saved(), sessions=FIVE), 0.10, H200, judged=True,
+        replace(saved(), sessions=FIVE), 0.10, H200,
         receipt=receipt(62, kernel_names={"aten.mul": 32, "aten.add": 30}),
     ),
-    "uncertain, saved beside other work": judge_baseline(
+    "uncertain, saved beside other work": slowdown(
         replace(PASSED, replay=latency(126.0), reference=latency(151.0)),
-        replace(saved(), sessions=(*FIVE[:3], replace(FIVE[3], unrest_log=0.3))), 0.10, H200, judged=True,
+        replace(saved(), sessions=(*FIVE[:3], replace(FIVE[3], unrest_log=0.3))), 0.10, H200,
     ),
-    "slower with eager": judge_baseline(
-        replace(PASSED, eager=latency(190.0), replay=latency(140.5)), saved(), 0.10, H200, judged=True
+    "slower with eager": slowdown(
+        replace(PASSED, eager=latency(190.0), replay=latency(140.5)), saved(), 0.10, H200
     ),
-    "slower with eager, five sessions and a reference": judge_baseline(
+    "slower with eager, five sessions and a reference": slowdown(
         replace(PASSED, eager=latency(190.0), replay=latency(140.5), reference=latency(151.0)),
         replace(saved(), sessions=FIVE),
-        0.10, H200, judged=True,
+        0.10, H200,
     ),
-    "slower machine": judge_baseline(
+    "slower machine": slowdown(
         replace(PASSED, eager=latency(190.0), replay=latency(138.0), reference=latency(180.0)),
         replace(saved(), sessions=FIVE),
-        0.02, H200, judged=True,
+        0.02, H200,
     ),
-    "slower, though the time fell": judge_baseline(
+    "slower, though the time fell": slowdown(
         replace(PASSED, eager=latency(150.0), replay=latency(108.0), reference=latency(125.0)),
         replace(saved(), sessions=FIVE),
-        0.10, H200, judged=True,
+        0.10, H200,
     ),
-    "same, with a reference": judge_baseline(
+    "same, with a reference": slowdown(
         replace(PASSED, replay=latency(112.0), reference=latency(150.0)),
-        replace(saved(), sessions=FIVE), 0.10, H200, judged=True,
+        replace(saved(), sessions=FIVE), 0.10, H200,
     ),
-    "slower beside other work": judge_baseline(
+    "slower beside other work": slowdown(
         replace(PASSED, replay=latency(140.5), reference=replace(latency(151.0), q25_ns=130e3, q75_ns=180e3)),
-        replace(saved(), sessions=FIVE), 0.10, H200, judged=True,
+        replace(saved(), sessions=FIVE), 0.10, H200,
     ),
-    "slower compiled code": judge_baseline(
+    "slower compiled code": slowdown(
         replace(PASSED, eager=latency(150.0), compiled=latency(170.0), replay=latency(140.5)),
-        replace(saved(), compiled=latency(140.0)), 0.10, H200, judged=True,
+        replace(saved(), compiled=latency(140.0)), 0.10, H200,
     ),
     "another CPU": against(140.5, before=saved(device=replace(H200, host_cpu="AMD EPYC 7763"))),
     "another device": against(112.1, before=saved(device=T4)),
@@ -292,8 +306,8 @@ BASELINES = {
     "missing under strict": against(112.1, before=ASKED_FOR),
     "off": against(112.1, before=OFF),
     "not comparable": against(112.1, before=OTHER),
-    "eager slower, replay faster": judge_baseline(
-        replace(PASSED, eager=latency(2000.0), replay=latency(90.0)), saved(950.0), 0.10, H200, judged=True
+    "eager slower, replay faster": slowdown(
+        replace(PASSED, eager=latency(2000.0), replay=latency(90.0)), saved(950.0), 0.10, H200
     ),
 }
 # fmt: on
@@ -376,13 +390,13 @@ def test_what_an_older_file_does_not_tell_is_no_difference():
 @pytest.mark.parametrize(("median_us", "q25_us"), [(150.0, 100.0), (100.0, 150.0)])
 def test_one_quantile_alone_is_no_slowdown(median_us, q25_us):
     timing = replace(PASSED, replay=latency(median_us, q25_us))
-    found, comparison = judge_baseline(timing, saved(120.0, 100.0), 0.10, H200, judged=True)
+    found, comparison = slowdown(timing, saved(120.0, 100.0), 0.10, H200)
     assert (found.verdict, comparison) == (Verdict.PASSED, "same")
 
 
 def test_the_quantile_that_decides_is_named():
     timing = replace(PASSED, replay=latency(150.0, 130.0))
-    found, _ = judge_baseline(timing, saved(120.0, 100.0), 0.10, H200, judged=True)
+    found, _ = slowdown(timing, saved(120.0, 100.0), 0.10, H200)
     assert "(lower quartile 100.0 -> 130.0 µs; " in found.reason
 
 
@@ -430,27 +444,27 @@ MANY = receipt(50, kernel_names={f"aten.op{i}": 5 + i for i in range(8)} | {"ate
 COUNTED_ELSEWHERE = replace(OTHER, counted=saved(device=replace(TWIN, name="Intel Xeon", host_cpu="Intel Xeon")))
 
 STRUCTURES = {
-    "same": judge_structure(receipt(), saved(), 0, device=H200),
-    "same, other software": judge_structure(receipt(), saved(device=replace(H200, torch="2.11.0")), 0, device=H200),
-    "more, shown only": judge_structure(MORE, saved(), None),
-    "more, too many": judge_structure(MORE, saved(), 0),
-    "more, too many for five": judge_structure(MORE, saved(), 5, device=H200),
-    "more, other software": judge_structure(MORE, saved(device=replace(H200, torch="2.11.0")), 0, device=H200),
-    "more, allowed": judge_structure(MORE, saved(), 16),
-    "fewer": judge_structure(receipt(30, kernel_names={"aten.add": 30}), saved(), 0),
-    "one": judge_structure(receipt(1, kernel_names={"aten.add": 1}), saved(kernels=2, names={"aten.add": 2}), 0),
-    "as many, but others": judge_structure(receipt(46, kernel_names={"aten.mul": 17, "aten.add": 29}), saved(), 0),
-    "more, without names": judge_structure(receipt(62, kernel_names={}), saved(names={}), 0),
-    "a long list": judge_structure(MANY, saved(), None),
-    "new": judge_structure(receipt(), NEW, 0),
-    "not comparable": judge_structure(receipt(), OTHER, 0),
-    "not comparable, shown only": judge_structure(receipt(), OTHER, None),
-    "another CPU's": judge_structure(MORE, COUNTED_ELSEWHERE, 0, device=TWIN),
-    "another CPU's, the same": judge_structure(receipt(), COUNTED_ELSEWHERE, 0, device=TWIN),
-    "another kind": judge_structure(receipt(), saved(device=TWIN), 0, device=H200),
-    "uncounted": judge_structure(receipt(None), saved(), 0),
-    "uncounted, shown only": judge_structure(receipt(None), saved(), None),
-    "uncounted baseline": judge_structure(receipt(), saved(kernels=None), 0),
+    "same": structure(receipt(), saved(), 0, device=H200),
+    "same, other software": structure(receipt(), saved(device=replace(H200, torch="2.11.0")), 0, device=H200),
+    "more, shown only": structure(MORE, saved(), None),
+    "more, too many": structure(MORE, saved(), 0),
+    "more, too many for five": structure(MORE, saved(), 5, device=H200),
+    "more, other software": structure(MORE, saved(device=replace(H200, torch="2.11.0")), 0, device=H200),
+    "more, allowed": structure(MORE, saved(), 16),
+    "fewer": structure(receipt(30, kernel_names={"aten.add": 30}), saved(), 0),
+    "one": structure(receipt(1, kernel_names={"aten.add": 1}), saved(kernels=2, names={"aten.add": 2}), 0),
+    "as many, but others": structure(receipt(46, kernel_names={"aten.mul": 17, "aten.add": 29}), saved(), 0),
+    "more, without names": structure(receipt(62, kernel_names={}), saved(names={}), 0),
+    "a long list": structure(MANY, saved(), None),
+    "new": structure(receipt(), NEW, 0),
+    "not comparable": structure(receipt(), OTHER, 0),
+    "not comparable, shown only": structure(receipt(), OTHER, None),
+    "another CPU's": structure(MORE, COUNTED_ELSEWHERE, 0, device=TWIN),
+    "another CPU's, the same": structure(receipt(), COUNTED_ELSEWHERE, 0, device=TWIN),
+    "another kind": structure(receipt(), saved(device=TWIN), 0, device=H200),
+    "uncounted": structure(receipt(None), saved(), 0),
+    "uncounted, shown only": structure(receipt(None), saved(), None),
+    "uncounted baseline": structure(receipt(), saved(kernels=None), 0),
 }
 
 
@@ -490,12 +504,12 @@ def test_what_would_have_to_be_allowed_is_how_many_there_are_more():
 
 @pytest.mark.parametrize(("allowed", "verdict"), [(15, Verdict.FAILED), (16, Verdict.PASSED), (17, Verdict.PASSED)])
 def test_new_kernels_are_counted_exactly(allowed, verdict):
-    assert judge_structure(MORE, saved(), allowed).verdict is verdict
+    assert structure(MORE, saved(), allowed).verdict is verdict
 
 
 def test_the_twin_counts_alike_on_every_cpu():
     other_cpu = replace(TWIN, name="Intel Xeon", host_cpu="Intel Xeon")
-    assert judge_structure(MORE, saved(device=other_cpu), 0, device=TWIN).verdict is Verdict.FAILED
+    assert structure(MORE, saved(device=other_cpu), 0, device=TWIN).verdict is Verdict.FAILED
 
 
 # --- agreement and capture -------------------------------------------------------------------------------------------

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import random
 import statistics
+from dataclasses import replace
 
 import pytest
 from scipy import stats as scipy_stats
 
 from pytest_cudagraph.base_revision import judge as base_gate
-from pytest_cudagraph.base_revision.judge import LOOKS, judge_base
+from pytest_cudagraph.base_revision.judge import LOOKS, base_change, judge_base
 from pytest_cudagraph.values import BaseComparison, Verdict
 
 
@@ -19,7 +20,9 @@ def readings(slowdown, noise, pairs=5, seed=0, **changed):
     head = tuple(100_000 * (1 + slowdown) * (1 + rng.gauss(0, noise)) for _ in range(pairs))
     eager = tuple(200_000.0 for _ in range(pairs))
     facts = {"base_replay_ns": base, "head_replay_ns": head, "base_eager_ns": eager, "head_eager_ns": eager}
-    return BaseComparison(revision="HEAD~1 (a1b2c3d)", **{**facts, "base_kernels": 46, "head_kernels": 62, **changed})
+    facts |= {"base_kernels": 46, "head_kernels": 62}
+    found = BaseComparison(revision="HEAD~1 (a1b2c3d)", **facts | changed)
+    return replace(found, change=base_change(found))
 
 
 def test_ten_percent_slower_fails_and_says_by_how_much(golden):
@@ -66,7 +69,7 @@ def test_more_than_the_flag_takes_as_a_number_is_accepted_as_no_limit():
 
 
 def test_where_speed_is_not_judged_the_finding_is_evidence():
-    found = judge_base(readings(0.5, 0.005), 0.05, judged=False, why_not="no GPU")
+    found = judge_base(readings(0.5, 0.005), 0.05, "no GPU")
     assert found.verdict is Verdict.NOT_JUDGED
     assert found.reason == "latency is not judged: no GPU"
     assert "slower than in HEAD~1" in found.evidence[0]
@@ -104,7 +107,7 @@ def _two_looks(slowdown, noise, seed):
     first = BaseComparison(
         revision="x", base_replay_ns=everything.base_replay_ns[:5], head_replay_ns=everything.head_replay_ns[:5]
     )
-    early = judge_base(first, 0.05).verdict
+    early = judge_base(replace(first, change=base_change(first)), 0.05).verdict
     return judge_base(everything, 0.05).verdict if early is Verdict.INCONCLUSIVE else early
 
 

@@ -8,8 +8,8 @@ import pytest
 from tests.facts import CPU, H200, SAVED_AT, batch, by_key, judgement, latency, report, saved, sessions, timing
 
 from pytest_cudagraph import gate, record
-from pytest_cudagraph.baseline import KEPT
-from pytest_cudagraph.values import Receipt, Verdict
+from pytest_cudagraph.baseline import KEPT, latency_change
+from pytest_cudagraph.values import MeasuredBatch, Receipt, Verdict
 
 NAME = "tests/test_a.py::test_a"
 
@@ -254,7 +254,10 @@ def test_slower_is_beyond_tolerance_and_session_noise(factor, comparison):
 @pytest.mark.parametrize("max_slowdown", [0.0, 0.03, 0.1, 0.5])
 @pytest.mark.parametrize("factor", [0.5, 0.8, 0.92, 0.95, 0.99, 1.0, 1.02, 1.05, 1.08, 1.12, 1.2, 1.6, 3.0])
 def test_two_files_are_compared_as_the_latency_gate_compares(factor, max_slowdown):
-    _, of_gate = gate.judge_baseline(timing(replay_us=60 * factor), saved(), max_slowdown, H200, judged=True)
+    now = timing(replay_us=60 * factor)
+    change = latency_change(saved(), now, H200)
+    batch = MeasuredBatch(timing=now, device=H200, saved=saved(), change=change)
+    _, of_gate = gate.judge_baseline(batch, max_slowdown)
 
     assert compared([saved()], [saved(replay=latency(60 * factor))], max_slowdown).comparison == of_gate
 

@@ -11,7 +11,7 @@ from pytest_cudagraph.base_revision.judge import LOOKS, base_change, judge_base
 from pytest_cudagraph.base_revision.processes import CollectedOutcome, RevisionProcess, Sample, SampledBatch
 from pytest_cudagraph.errors import RevisionError
 from pytest_cudagraph.protocols import ShowProgress
-from pytest_cudagraph.values import BaseComparison, BatchReport, GraphReport, Verdict
+from pytest_cudagraph.values import BaseComparison, Verdict
 
 Key = tuple[str, int]
 """A test's name and a batch size."""
@@ -31,24 +31,16 @@ class Command:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgainstBase:
-    """What the comparison of two revisions has found, for each test to be held to."""
+    """The comparison of two revisions, by test and batch size."""
 
     revision: str
     max_slowdown: float
     found: Mapping[Key, BaseComparison]
 
-    def judge(self, report: GraphReport, *, judged: bool, why_not: str) -> GraphReport:
-        """The report with what this found of each of its batch sizes."""
-
-        def with_base(batch: BatchReport) -> BatchReport:
-            base = self.found.get((report.name, batch.batch_size)) or BaseComparison(
-                revision=self.revision, missing="the processes of the comparison did not come to it"
-            )
-            base = replace(base, change=base_change(base))
-            judgement = judge_base(base, self.max_slowdown, judged=judged, why_not=why_not)
-            return replace(batch, base=base, judgements=(*batch.judgements, judgement))
-
-        return replace(report, batches=tuple(with_base(batch) for batch in report.batches))
+    def find(self, name: str, batch_size: int) -> BaseComparison:
+        """What was measured of one test at one batch size, or that nothing was."""
+        missing = "the processes of the comparison did not come to it"
+        return self.found.get((name, batch_size)) or BaseComparison(revision=self.revision, missing=missing)
 
 
 def compare_revisions(name: str, command: Command, max_slowdown: float, progress: ShowProgress) -> AgainstBase:
@@ -132,7 +124,7 @@ def _paired(key: Key, base: Sequence[Sample], head: Sequence[Sample], revision: 
             return BaseComparison(revision=revision, missing=missing, why=odd.why if odd else "")
     ones, others = [each for each in befores if each], [each for each in afters if each]
     has_reference = all(each.reference_ns for each in (*ones, *others))
-    return BaseComparison(
+    comparison = BaseComparison(
         revision=revision,
         base_replay_ns=tuple(each.replay_ns or 0.0 for each in ones),
         head_replay_ns=tuple(each.replay_ns or 0.0 for each in others),
@@ -143,6 +135,7 @@ def _paired(key: Key, base: Sequence[Sample], head: Sequence[Sample], revision: 
         base_kernels=ones[-1].kernels,
         head_kernels=others[-1].kernels,
     )
+    return replace(comparison, change=base_change(comparison))
 
 
 def _missing(

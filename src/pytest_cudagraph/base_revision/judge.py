@@ -49,23 +49,22 @@ def base_change(found: BaseComparison) -> Interval | None:
     )
 
 
-def judge_base(found: BaseComparison, max_slowdown: float, *, judged: bool = True, why_not: str = "") -> Judgement:
+def judge_base(found: BaseComparison, max_slowdown: float, why_not_judged: str = "") -> Judgement:
     """Failed when the whole interval lies above ``max_slowdown``, passed when all of it is allowed, else inconclusive.
 
     A test that the base does not have passes: there is nothing it could be slower than.
     """
-    change = base_change(found)
+    change = found.change
     if change is None:
         verdict = Verdict.PASSED if found.missing.startswith("new") else Verdict.NOT_JUDGED
         reason = f"not compared with {found.revision}: {found.missing}{': ' if found.why else ''}{found.why}"
         return Judgement(gate="base", verdict=verdict, reason=reason)
     reason = f"replay is {_change_text(change, found)}; allowed is {percent_text(max_slowdown)}"
     evidence = _evidence(found)
-    if not judged:
+    if why_not_judged:
         evidence = (reason, *evidence)
-        return Judgement(
-            gate="base", verdict=Verdict.NOT_JUDGED, reason=f"latency is not judged: {why_not}", evidence=evidence
-        )
+        reason = f"latency is not judged: {why_not_judged}"
+        return Judgement(gate="base", verdict=Verdict.NOT_JUDGED, reason=reason, evidence=evidence)
     verdict = _verdict(change, 1.0 + max_slowdown)
     remedy = "run again on a quieter machine" if verdict is Verdict.INCONCLUSIVE else ""
     accept = _acceptable(change) if verdict is Verdict.FAILED else None

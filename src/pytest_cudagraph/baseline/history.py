@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from pytest_cudagraph.values import Comparison, DeviceInfo, Latency, SavedBatch, Session, Timing
+from pytest_cudagraph.values import DeviceInfo, Latency, LatencyChange, NoBaseline, SavedBatch, Session, Timing
 
 KEPT = 10
 """Sessions per entry. The bound hardly narrows beyond: at 10 it is 7 % wider than with any number of them."""
@@ -57,67 +57,6 @@ _ALIKE_LOG = 0.005
 _ARM_MOVED_LOG = 2 * PRIOR_SPREAD
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LatencyChange:
-    """One replay beside the sessions of an entry: how far it is off, and how far an unchanged one could be."""
-
-    what: str
-    """``median``, or ``lower quartile`` where that moved less."""
-    before_ns: float
-    """Geometric mean of the sessions."""
-    after_ns: float
-    log_ratio: float
-    """After over before; divided by the reference workload's own ratio where ``reference_ns`` is given.
-
-    On a busy machine the nearer to no change of both, divided or not: a slowdown shows in both.
-    """
-    margin_log: float
-    """Half of the 90 % prediction interval: each bound holds for 95 % of unchanged sessions."""
-    spread: float
-    """Standard deviation between sessions that the margin is made of."""
-    sessions: int
-    unrest_log: float = 0.0
-    """The part of the margin that is for other work on the machine, now and when the sessions were saved."""
-    apart_log: float = 0.0
-    """How much further up ``log_ratio`` lies in the reading that was not taken: it is not ruled out."""
-    reference_ns: tuple[float, float] | None = None
-    """The reference workload, before (geometric mean) and after; None where latencies were compared as they are."""
-
-    @property
-    def is_prior(self) -> bool:
-        """Whether the spread is assumed, for want of sessions."""
-        return self.sessions < ENOUGH
-
-    @property
-    def is_no_longer(self) -> bool:
-        """Whether the replay takes no longer than saved, undivided.
-
-        Such a replay must not fail: of replays saved on a machine that was steadily up to 1.9 times slower, 16 %
-        would. On other machines this changes nothing.
-        """
-        return self.after_ns <= self.before_ns
-
-    @property
-    def high_log(self) -> float:
-        """The upper end of the interval; the lower one is ``log_ratio - margin_log``."""
-        return self.log_ratio + self.apart_log + self.margin_log
-
-    def comparison(self, max_slowdown: float) -> Comparison:
-        """``slower`` or ``same`` when all of the interval is beyond ``max_slowdown`` or within it, else ``uncertain``.
-
-        A replay that takes no longer than saved is never ``slower``, however the reference moved. Under the assumed
-        spread half of what is allowed is the ``same`` too: the interval alone would never pass a gate tighter than it.
-        ``faster`` when the gain is beyond the tolerance and all of the interval is a gain.
-        """
-        allowed_log = math.log1p(max_slowdown)
-        if self.log_ratio - self.margin_log > allowed_log and not self.is_no_longer:
-            return "slower"
-        is_small = self.is_prior and self.log_ratio + self.apart_log <= allowed_log / 2
-        if self.high_log > allowed_log and not is_small:
-            return "uncertain"
-        return "faster" if -self.log_ratio > max(allowed_log, self.margin_log) else "same"
-
-
 def session_of(timing: Timing, device: DeviceInfo, *, date: str = "", commit: str = "") -> Session:
     """What a baseline keeps of a measurement."""
     reference = timing.reference
@@ -137,6 +76,13 @@ def _beyond_rest_log(latency: Latency) -> float:
     # Of the replay too: where a machine is shared for a fifth of a run, one of the two may show nothing between its
     # quartiles, and yet the quartiles are of different machines.
     return max(math.log(latency.q75_ns / latency.q25_ns) - _REST_LOG, 0.0)
+
+
+def latency_change(saved: SavedBatch | NoBaseline, timing: Timing, device: DeviceInfo) -> LatencyChange | None:
+    """A measurement against the saved entry; None without an entry of the same hardware."""
+    if isinstance(saved, NoBaseline) or saved.device.hardware_changes(device):
+        return None
+    return change(saved, session_of(timing, device))
 
 
 def change(saved: SavedBatch, now: Session) -> LatencyChange:
@@ -206,6 +152,7 @@ def _change(
         margin_log=quantile * spread * math.sqrt(1 + 1 / count) + unrest_log,
         spread=spread,
         sessions=count,
+        is_prior=count < ENOUGH,
         unrest_log=unrest_log,
         reference_ns=(math.exp(before_divisor_log), math.exp(divisor_log)) if divided else None,
     )

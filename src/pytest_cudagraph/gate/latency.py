@@ -6,53 +6,57 @@ import math
 from dataclasses import replace
 
 from pytest_cudagraph import baseline as baselines
-from pytest_cudagraph.baseline import LatencyChange
 from pytest_cudagraph.gate.structure import changes_text
 from pytest_cudagraph.gate.wording import change_text, moved_text, signed_text, software_changes
 from pytest_cudagraph.units import percent_text, plural
-from pytest_cudagraph.values import Comparison, DeviceInfo, Judgement, NoBaseline, Receipt, SavedBatch, Timing, Verdict
+from pytest_cudagraph.values import (
+    Comparison,
+    DeviceInfo,
+    Judgement,
+    LatencyChange,
+    MeasuredBatch,
+    NoBaseline,
+    Receipt,
+    SavedBatch,
+    Verdict,
+)
 
 _ACCEPT = "to accept: --cudagraph-update"
 
+_REPLACED = NoBaseline(comparison="off", reason="the saved entry is being replaced (--cudagraph-update)")
 
-def judge_baseline(
-    timing: Timing,
-    baseline: SavedBatch | NoBaseline,
-    max_slowdown: float,
-    device: DeviceInfo,
-    *,
-    judged: bool,
-    why_not: str = "",
-    disturbance: str = "",
-    receipt: Receipt | None = None,
-    update_option: str = "--cudagraph-update",
-) -> tuple[Judgement, Comparison]:
+
+def judge_baseline(batch: MeasuredBatch, max_slowdown: float) -> tuple[Judgement, Comparison]:
     """Failed when the slowdown is above ``max_slowdown`` with confidence, passed when it is not, else inconclusive.
 
-    With confidence: by the prediction interval over the saved sessions (:func:`pytest_cudagraph.baseline.change`).
-    Hardware must be the same. Nothing to compare with is no failure; the comparison tells it apart (``new``, ``off``).
-    Where speed is not judged the comparison still is made. ``receipt`` lets the evidence name new kernels;
-    ``update_option`` is what would save an entry where this run measures.
+    ``max_slowdown`` is a fraction. The confidence comes from the prediction interval over the saved sessions
+    (:class:`~pytest_cudagraph.values.LatencyChange`). A batch without an entry of the same hardware does not fail.
+    The comparison is made even where speed is not judged.
     """
-    if isinstance(baseline, NoBaseline):
-        return _without(baseline, update_option), baseline.comparison
-    other = baseline.device.hardware_changes(device)
-    if other:
-        return _other_hardware(other, update_option), "not-comparable"
-    change = baselines.change(baseline, baselines.session_of(timing, device))
+    saved = _REPLACED if batch.replaces_saved and isinstance(batch.saved, SavedBatch) else batch.saved
+    if isinstance(saved, NoBaseline):
+        return _without(saved, batch.update_option), saved.comparison
+    if batch.device is None or batch.change is None:
+        return _other_hardware(saved, batch), "not-comparable"
+    return _compared(batch, saved, batch.device, batch.change, max_slowdown)
+
+
+def _compared(
+    batch: MeasuredBatch, saved: SavedBatch, device: DeviceInfo, change: LatencyChange, max_slowdown: float
+) -> tuple[Judgement, Comparison]:
     comparison = change.comparison(max_slowdown)
-    evidence = _evidence(timing, baseline, device, change, receipt)
-    reason = _cause(comparison, baseline, receipt) + _reason(comparison, change, max_slowdown)
-    if not judged:
+    evidence = _evidence(batch, saved, device, change)
+    reason = _cause(comparison, saved, batch.receipt) + _reason(comparison, change, max_slowdown)
+    if batch.why_not_judged:
         evidence = (reason, *evidence)
-        reason = f"latency is not judged: {why_not}"
+        reason = f"latency is not judged: {batch.why_not_judged}"
         return Judgement(gate="baseline", verdict=Verdict.NOT_JUDGED, reason=reason, evidence=evidence), comparison
-    if disturbance and comparison == "slower":
-        comparison, reason = "uncertain", f"{reason}; not decided: {disturbance}"
+    if batch.disturbance and comparison == "slower":
+        comparison, reason = "uncertain", f"{reason}; not decided: {batch.disturbance}"
     verdict, remedy = _OUTCOMES[comparison]
-    if comparison == "uncertain" and not disturbance:
-        kernels = _KERNELS_ARE_EXACT if _has_other_kernels(baseline, receipt) else ""
-        remedy = f"{_decision(change, max_slowdown, baseline)}{kernels}; {_ACCEPT}"
+    if comparison == "uncertain" and not batch.disturbance:
+        kernels = _KERNELS_ARE_EXACT if _has_other_kernels(saved, batch.receipt) else ""
+        remedy = f"{_decision(change, max_slowdown, saved)}{kernels}; {_ACCEPT}"
     return Judgement(gate="baseline", verdict=verdict, reason=reason, evidence=evidence, remedy=remedy), comparison
 
 
@@ -122,16 +126,14 @@ def change_interval_text(change: LatencyChange) -> str:
     return f"90% interval {signed_text(low)} to {signed_text(high)}"
 
 
-def _evidence(
-    timing: Timing, baseline: SavedBatch, device: DeviceInfo, change: LatencyChange, receipt: Receipt | None
-) -> tuple[str, ...]:
-    other_kernels = _has_other_kernels(baseline, receipt)
-    moved = moved_text(timing, baseline, device, change.reference_ns, other_kernels=other_kernels)
+def _evidence(batch: MeasuredBatch, saved: SavedBatch, device: DeviceInfo, change: LatencyChange) -> tuple[str, ...]:
+    receipt, other_kernels = batch.receipt, _has_other_kernels(saved, batch.receipt)
+    moved = moved_text(batch.timing, saved, device, change.reference_ns, other_kernels=other_kernels)
     lines = [moved, sessions_text(change)]
-    changed = changes_text(baseline.kernel_names, receipt.kernel_names) if receipt else ""
+    changed = changes_text(saved.kernel_names, receipt.kernel_names) if receipt else ""
     if receipt and changed:
-        lines.insert(0, f"the graph itself has changed: {baseline.kernels} -> {receipt.kernels} kernels: {changed}")
-    return (*lines, *software_changes(baseline.device, device))
+        lines.insert(0, f"the graph itself has changed: {saved.kernels} -> {receipt.kernels} kernels: {changed}")
+    return (*lines, *software_changes(saved.device, device))
 
 
 def sessions_text(change: LatencyChange) -> str:
@@ -158,12 +160,13 @@ def _without(baseline: NoBaseline, update_option: str) -> Judgement:
     return Judgement(gate="baseline", verdict=verdict, reason=f"not compared: {baseline.reason}{demand}", remedy=remedy)
 
 
-def _other_hardware(changes: tuple[str, ...], update_option: str) -> Judgement:
+def _other_hardware(saved: SavedBatch, batch: MeasuredBatch) -> Judgement:
+    changes = saved.device.hardware_changes(batch.device) if batch.device else ()
     return Judgement(
         gate="baseline",
         verdict=Verdict.NOT_JUDGED,
         reason=f"not comparable: since the baseline the hardware is another: {', '.join(changes)}",
-        remedy=f"to save one for this device: pytest --cudagraph {update_option}",
+        remedy=f"to save one for this device: pytest --cudagraph {batch.update_option}",
     )
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 
-from pytest_cudagraph.baseline import change, session_of
 from pytest_cudagraph.gate.wording import attainable_text, found_text, moved_text, timing_text
 from pytest_cudagraph.units import factor_text, percent_text, seconds_text
-from pytest_cudagraph.values import DeviceInfo, Interval, Judgement, NoBaseline, Receipt, SavedBatch, Timing, Verdict
+from pytest_cudagraph.values import Interval, Judgement, MeasuredBatch, SavedBatch, Timing, Verdict
 
 _THRESHOLD_ZONE = 0.02
 """An interval this close to the target on both sides is *at* it: no amount of measuring makes that a yes or a no."""
@@ -16,33 +15,23 @@ _SUGGESTION_STEP = 0.05
 """What a marker suggests is rounded down to this: tighter than speedups of a CPU-bound eager arm stay."""
 
 
-def judge_speedup(
-    timing: Timing,
-    min_speedup: float,
-    *,
-    judged: bool,
-    why_not: str = "",
-    baseline: SavedBatch | NoBaseline | None = None,
-    device: DeviceInfo | None = None,
-    disturbance: str = "",
-    receipt: Receipt | None = None,
-) -> Judgement:
-    """What the evidence of ``timing``, collected against ``min_speedup``, means.
+def judge_speedup(batch: MeasuredBatch, min_speedup: float) -> Judgement:
+    """Passed or failed as the measurement's evidence against ``min_speedup`` decided, else inconclusive.
 
-    ``disturbance`` (a throttled or shared GPU) makes a decision inconclusive. With ``device`` and a baseline of the
-    same hardware, the evidence says which side moved, with ``receipt`` how many kernels there are. Raises
-    :class:`ValueError` if ``timing`` was taken against another target.
+    A disturbed device (a throttled or shared GPU) makes the verdict inconclusive. With a saved entry of the same
+    hardware the evidence says which side changed. Raises :class:`ValueError` if the measurement was taken against
+    another target.
     """
-    evidence = _evidence(timing, min_speedup, baseline, device, receipt.kernels if receipt else None)
-    if not judged:
-        reason = f"speed is not judged: {why_not}"
+    timing, evidence = batch.timing, _evidence(batch, min_speedup)
+    if batch.why_not_judged:
+        reason = f"speed is not judged: {batch.why_not_judged}"
         evidence = (found_text(timing), *evidence)
         return Judgement(gate="speedup", verdict=Verdict.NOT_JUDGED, reason=reason, evidence=evidence)
     if timing.target_ratio != min_speedup:
         raise ValueError(f"the timing was taken against {timing.target_ratio}, and cannot be judged by {min_speedup}")
     reason = f"{found_text(timing)}; this test asks for {factor_text(min_speedup)}"
-    if disturbance:
-        reason, remedy = f"{reason}; not decided: {disturbance}", "run again on a quiet device"
+    if batch.disturbance:
+        reason, remedy = f"{reason}; not decided: {batch.disturbance}", "run again on a quiet device"
         return Judgement(gate="speedup", verdict=Verdict.INCONCLUSIVE, reason=reason, evidence=evidence, remedy=remedy)
     if timing.decision == "pass":
         return Judgement(gate="speedup", verdict=Verdict.PASSED, reason=reason, evidence=evidence)
@@ -95,21 +84,15 @@ def _at_threshold(speedup: Interval, min_speedup: float) -> bool:
     return lowest <= speedup.low and speedup.high <= highest
 
 
-def _evidence(
-    timing: Timing,
-    min_speedup: float,
-    baseline: SavedBatch | NoBaseline | None,
-    device: DeviceInfo | None,
-    kernels: int | None,
-) -> tuple[str, ...]:
-    lines = [timing_text(timing, device)]
+def _evidence(batch: MeasuredBatch, min_speedup: float) -> tuple[str, ...]:
+    timing, kernels = batch.timing, batch.receipt.kernels if batch.receipt else None
+    lines = [timing_text(timing, batch.device)]
     attainable = attainable_text(timing, min_speedup, kernels)
     lines += [attainable] if attainable else []
-    saved = baseline if isinstance(baseline, SavedBatch) else None
-    if saved is not None and device is not None and not saved.device.hardware_changes(device):
-        found = change(saved, session_of(timing, device))
+    saved, change = batch.saved, batch.change
+    if isinstance(saved, SavedBatch) and change is not None and not batch.replaces_saved:
         other_kernels = None not in (kernels, saved.kernels) and kernels != saved.kernels
-        lines.append(moved_text(timing, saved, device, found.reference_ns, other_kernels=other_kernels))
+        lines.append(moved_text(timing, saved, batch.device, change.reference_ns, other_kernels=other_kernels))
     return (*lines, *timing.notes)
 
 

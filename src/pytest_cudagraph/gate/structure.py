@@ -7,38 +7,34 @@ from collections.abc import Mapping
 
 from pytest_cudagraph.gate.wording import software_changes
 from pytest_cudagraph.units import plural
-from pytest_cudagraph.values import DeviceInfo, Judgement, NoBaseline, Receipt, SavedBatch, Verdict
+from pytest_cudagraph.values import DeviceInfo, Judgement, MeasuredBatch, NoBaseline, Receipt, Verdict
 
 _NAMES_SHOWN = 5
 
 
-def judge_structure(
-    receipt: Receipt,
-    baseline: SavedBatch | NoBaseline,
-    max_new_kernels: int | None,
-    *,
-    device: DeviceInfo | None = None,
-) -> Judgement:
-    """Failed with more than ``max_new_kernels`` kernels over the baseline; None: shown only.
+def judge_structure(batch: MeasuredBatch, max_new_kernels: int | None) -> Judgement:
+    """Failed with more than ``max_new_kernels`` kernels over the baseline. With None the count is only shown.
 
-    Counts of different kinds of device (operations on the twin, kernel nodes on CUDA) are not compared: give
-    ``device`` to have that checked, and changes of software or of the CPU named.
+    Counts of different kinds of device (operations on the twin, kernel nodes on CUDA) are not compared.
     """
-    if receipt.kernels is None:
-        return _uncounted(receipt.not_counted or "this backend does not count kernels", max_new_kernels)
+    receipt, saved = batch.receipt, batch.saved
+    allowed = None if batch.replaces_saved else max_new_kernels
+    if receipt is None or receipt.kernels is None:
+        reason = receipt.not_counted if receipt else ""
+        return _uncounted(reason or "this backend does not count kernels", allowed)
     found = plural(receipt.kernels, "kernel")
-    if isinstance(baseline, NoBaseline) and baseline.counted is not None:
-        baseline = baseline.counted
-    if isinstance(baseline, NoBaseline):
-        # A first run has nothing to be compared with, and must not stay unproved for that.
-        asked = max_new_kernels if baseline.comparison == "not-comparable" else None
-        return _uncounted(f"{found}, not compared: {baseline.reason}", asked)
-    if baseline.kernels is None:
-        return _uncounted(f"{found}; the baseline holds no count", max_new_kernels)
-    if device is not None and device.kind != baseline.device.kind:
-        return _uncounted(f"{found}, not compared: the baseline is of {baseline.device.kind}", max_new_kernels)
-    evidence = () if device is None else _other_machine(baseline.device, device)
-    return _compared(receipt, baseline.kernels, baseline.kernel_names, max_new_kernels, evidence)
+    if isinstance(saved, NoBaseline) and saved.counted is not None:
+        saved = saved.counted
+    if isinstance(saved, NoBaseline):
+        # A first run has nothing to compare with. It must be able to pass.
+        asked = allowed if saved.comparison == "not-comparable" else None
+        return _uncounted(f"{found}, not compared: {saved.reason}", asked)
+    if saved.kernels is None:
+        return _uncounted(f"{found}; the baseline holds no count", allowed)
+    if batch.device is not None and batch.device.kind != saved.device.kind:
+        return _uncounted(f"{found}, not compared: the baseline is of {saved.device.kind}", allowed)
+    evidence = () if batch.device is None else _other_machine(saved.device, batch.device)
+    return _compared(receipt, saved.kernels, saved.kernel_names, allowed, evidence)
 
 
 def _other_machine(before: DeviceInfo, now: DeviceInfo) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""The run of one model, stage by stage. Knows nothing of pytest."""
+"""The run of one model, stage by stage. It does not know pytest."""
 
 from pytest_cudagraph.pipeline.device_context import DeviceContext, open_device_context
 from pytest_cudagraph.pipeline.model_run import ModelRun, run_stages
@@ -10,7 +10,6 @@ __all__ = [
     "DeviceContext",
     "Graphs",
     "ModelRun",
-    "ShowProgress",
     "nothing_judged",
     "open_device_context",
     "prepare_model",

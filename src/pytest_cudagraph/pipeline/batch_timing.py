@@ -1,4 +1,4 @@
-"""One batch size timed: the arms, the stopping rule, and the state that calls change."""
+"""Time one batch size: the arms, the stopping rule, and the state that calls change."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from pytest_cudagraph.values import Timing
 
 
 class CallArguments:
-    """An example's own tensors, in dicts and lists made anew: what a model adds to them or takes out stays in them."""
+    """An example's own tensors in new dicts and lists, so that a model's changes to containers stay in these."""
 
     def __init__(self, example: Example) -> None:
         self._example = example
         self.is_changed = False
-        """Whether a call was seen to leave the containers other than it found them."""
+        """Whether a call changed the containers."""
         self.args: tuple[Any, ...]
         self.kwargs: dict[str, Any]
         self.renew()
@@ -35,7 +35,7 @@ class CallArguments:
         self.args, self.kwargs = pytree.map_tensors(lambda tensor: tensor, (self._example.args, self._example.kwargs))
 
     def look(self) -> bool:
-        """Whether the calls since the last :meth:`renew` have changed the containers; they are made anew if so."""
+        """Whether the calls since the last :meth:`renew` changed the containers. Then they are renewed."""
         before, structure = pytree.flatten((self._example.args, self._example.kwargs))
         now, structure_now = pytree.flatten((self.args, self.kwargs))
         same = structure == structure_now and all(one is other for one, other in zip(before, now, strict=True))
@@ -50,7 +50,7 @@ _MIN_TIME_NS = 0.25 * NS_PER_S
 
 _BUSY_NS = 0.02 * NS_PER_S
 _MOST_PASSES = 15
-"""A diagnostic: a few replays, of twenty milliseconds together, are enough to say what a graph could gain."""
+"""For a diagnostic a few replays are enough, 20 ms together: they show what a graph could gain."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,10 +66,10 @@ class TimingRequest:
 
 
 @contextmanager
-def left_as_it_was(subject: PreparedModel, device_context: DeviceContext) -> Iterator[Snapshot]:
-    """Calls inside move counters, caches and generators on; the test's model must not notice."""
-    extras = opaque_arguments(subject.examples.values())
-    before, rng = Snapshot.take(subject.eager, extras=extras), device_context.backend.rng_state()
+def state_restored(model: PreparedModel, device_context: DeviceContext) -> Iterator[Snapshot]:
+    """Restore the model's state and the random generators afterwards: calls inside change them."""
+    extras = opaque_arguments(model.examples.values())
+    before, rng = Snapshot.take(model.eager, extras=extras), device_context.backend.rng_state()
     try:
         yield before
     finally:
@@ -78,48 +78,44 @@ def left_as_it_was(subject: PreparedModel, device_context: DeviceContext) -> Ite
 
 
 def time_batch(
-    trial: TimingRequest, subject: PreparedModel, device_context: DeviceContext, progress: ShowProgress
-) -> tuple[Timing, str]:
-    """The timing, and what kept the device from being judged (empty if nothing did).
+    request: TimingRequest, model: PreparedModel, device_context: DeviceContext, progress: ShowProgress
+) -> Timing:
+    """Measure eager against replay at one batch size.
 
-    Blocks during which the device was throttled or shared are thrown away and retried within the budget.
+    Blocks in which the device was throttled or shared are discarded and measured again within the budget.
     """
-    backend, readings = (
-        device_context.backend,
-        device_context.reference.readings() if device_context.reference else None,
-    )
+    backend, reference = device_context.backend, device_context.reference
+    readings = reference.readings() if reference else None
 
     def between_blocks(spent_ns: float, bound_ns: float) -> None:
         if readings is not None:
             readings.keep_up(spent_ns)
         of = f"{seconds_text(spent_ns)} of at most {seconds_text(bound_ns)}"
-        progress(f"measure batch {trial.batch_size}, {of}")
+        progress(f"measure batch {request.batch_size}, {of}")
 
-    watching = PerfMonitor(waiting_processes=device_context.waiting_processes)
-    with left_as_it_was(subject, device_context) as before, backend.running(), watching as watch:
-        given = CallArguments(subject.examples[trial.batch_size])
-        prepare = _preparation(subject, before, given)
-        timing = measure.measure(
-            _arms(trial, subject, given),
+    monitor = PerfMonitor(waiting_processes=device_context.waiting_processes)
+    with state_restored(model, device_context) as before, backend.running(), monitor as watch:
+        arguments = CallArguments(model.examples[request.batch_size])
+        prepare = _preparation(model, before, arguments)
+        timing = device_context.measure(
+            _arms(request, model, arguments),
             clock=device_context.clock,
-            rule=_rule(trial, device_context),
-            bounds=measure.Bounds.of_budget(trial.budget_ns),
-            seed=trial.seed,
+            rule=_rule(request, device_context),
+            bounds=measure.Bounds.of_budget(request.budget_ns),
+            seed=request.seed,
             synchronize=backend.synchronize,
             prepare=prepare,
             event_timer=backend.event_timer(),
             progress=between_blocks,
-            # A CPU's clocks and neighbours are everyday noise, which the statistics bear.
+            # A CPU's clocks and neighbours are everyday noise. The statistics allow for it.
             vet=watch.check if backend.kind == "cuda" else None,
         )
-        busy_ns = _busy_ns(trial.graph, timing, prepare)
-    timing = replace(timing, reference=readings.latency() if readings else None, busy_ns=busy_ns)
-    # What was decided was decided on undisturbed blocks alone.
-    return timing, timing.disturbance if timing.decision == "open" else ""
+        busy_ns = _busy_ns(request.graph, timing, prepare)
+    return replace(timing, reference=readings.latency() if readings else None, busy_ns=busy_ns)
 
 
 def _busy_ns(graph: CapturedGraph, timing: Timing, prepare: Callable[[], None] | None) -> float | None:
-    """What the operations of a replay take by themselves, the least of a few; a device's events tell it as well."""
+    """The time of a replay's operations alone: the least of a few replays, or the median of device events."""
     if not isinstance(graph, TellsBusyTime):
         return timing.device_replay.median_ns if timing.device_replay else None
     passes = min(max(int(_BUSY_NS / timing.replay.median_ns), 1), _MOST_PASSES)
@@ -131,15 +127,16 @@ def _busy_ns(graph: CapturedGraph, timing: Timing, prepare: Callable[[], None] |
     return min(found_ns)
 
 
-def _arms(trial: TimingRequest, subject: PreparedModel, given: CallArguments) -> measure.Arms:
-    eager, compiled, graph = subject.eager, trial.compiled, trial.graph
-    if given.is_changed:
+def _arms(request: TimingRequest, model: PreparedModel, arguments: CallArguments) -> measure.Arms:
+    eager, compiled, graph = model.eager, request.compiled, request.graph
+    if arguments.is_changed:
         return measure.Arms(
-            eager=lambda: eager(*given.args, **given.kwargs),
-            replay=lambda: graph(*given.args, **given.kwargs),
-            compiled=None if compiled is None else lambda: compiled(*given.args, **given.kwargs),
+            eager=lambda: eager(*arguments.args, **arguments.kwargs),
+            replay=lambda: graph(*arguments.args, **arguments.kwargs),
+            compiled=None if compiled is None else lambda: compiled(*arguments.args, **arguments.kwargs),
         )
-    args, kwargs = given.args, given.kwargs
+    # Without the look-ups of attributes, which would be part of every timed call.
+    args, kwargs = arguments.args, arguments.kwargs
     return measure.Arms(
         eager=lambda: eager(*args, **kwargs),
         replay=lambda: graph(*args, **kwargs),
@@ -147,27 +144,27 @@ def _arms(trial: TimingRequest, subject: PreparedModel, given: CallArguments) ->
     )
 
 
-def _rule(trial: TimingRequest, device_context: DeviceContext) -> StoppingRule:
+def _rule(request: TimingRequest, device_context: DeviceContext) -> StoppingRule:
     # A budget shorter than the usual minimum could never decide.
-    min_time_ns = min(_MIN_TIME_NS, trial.budget_ns / 4)
-    if device_context.judged:
-        return stats.EvidenceRule(trial.min_speedup, min_time_ns=min_time_ns)
+    min_time_ns = min(_MIN_TIME_NS, request.budget_ns / 4)
+    if not device_context.why_not_judged:
+        return stats.EvidenceRule(request.min_speedup, min_time_ns=min_time_ns)
     return stats.FixedTimeRule(time_ns=min_time_ns)
 
 
-def _preparation(subject: PreparedModel, before: Snapshot, given: CallArguments) -> Callable[[], None] | None:
-    """What brings back the state that a call moves on, and the containers it changes, found by one call.
+def _preparation(model: PreparedModel, before: Snapshot, arguments: CallArguments) -> Callable[[], None] | None:
+    """What restores the state and the containers that a call changes. One call finds them.
 
-    None for a model that does neither: nothing then comes between its calls.
+    None for a model that changes neither: nothing then runs between its calls.
     """
-    subject.eager(*given.args, **given.kwargs)
+    model.eager(*arguments.args, **arguments.kwargs)
     written = before.changes().written
     rewind = before.rewinder(written) if written else None
-    if not given.look():
+    if not arguments.look():
         return rewind
 
     def prepare() -> None:
-        given.renew()
+        arguments.renew()
         if rewind is not None:
             rewind()
 

@@ -13,13 +13,13 @@ import torch
 
 from pytest_cudagraph import device
 from pytest_cudagraph.backends import open_backend
-from pytest_cudagraph.baseline import JsonStore, read
+from pytest_cudagraph.baseline import JsonStore, latency_change, read
 from pytest_cudagraph.errors import BaselineError, CudagraphError
-from pytest_cudagraph.measure import PerfCounterClock
+from pytest_cudagraph.measure import PerfCounterClock, measure
 from pytest_cudagraph.protocols import Backend, CapturedGraph, Clock, GraphPool
 from pytest_cudagraph.settings.options import Settings
 from pytest_cudagraph.stats import summaries
-from pytest_cudagraph.values import DeviceInfo, Latency, NoBaseline, SavedBatch
+from pytest_cudagraph.values import DeviceInfo, Latency, MeasuredBatch, NoBaseline, Receipt, SavedBatch, Timing
 
 _SHARE = 0.1
 """Of a measurement's time, at most."""
@@ -118,28 +118,31 @@ def _workload(values: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceContext:
-    """An opened device. ``judged`` is whether its speed counts; if not, ``why_not`` says why."""
+    """An opened device, what is saved of it, and how it is measured."""
 
     backend: Backend
     device: DeviceInfo
-    judged: bool
-    why_not: str
+    why_not_judged: str
+    """Why speed is not judged on this device. Empty where it is."""
     saved: Mapping[tuple[str, int], SavedBatch]
     elsewhere: Sequence[SavedBatch]
     """Entries of other devices' files: they are not compared, and the report says so."""
     baseline_file: Path
     clock: Clock
     replaces: bool = False
-    """Whether saved entries are being replaced on request, and so hold nobody back."""
+    """Whether this run replaces saved entries on request. Then no gate compares with them."""
     saves: bool = False
-    """Whether what is not saved yet will be, by this very run."""
+    """Whether this run saves entries that do not exist yet."""
     update_option: str = "--cudagraph-update"
-    """What has to be asked for, for an entry to be written where this run measures."""
+    """The option that saves an entry on this device."""
     is_strict: bool = False
+    """Whether a missing entry is a lack (``--cudagraph-strict``)."""
     reference: Reference | None = None
-    """What latencies are divided by before they are held against other sessions'."""
+    """The workload that latencies are divided by before they are compared with other sessions."""
     waiting_processes: int = 0
-    """Those that hold the device and wait for this one: no neighbours, although the driver lists them."""
+    """Processes that hold the device and wait for this one. The driver lists them, and they disturb nothing."""
+    measure: Callable[..., Timing] = measure
+    """Measures the arms; see :func:`pytest_cudagraph.measure_arms`."""
 
     def find_saved(self, name: str, batch_size: int) -> SavedBatch | NoBaseline:
         """The saved entry of this device; else what the file lacks, or that another device's file has it."""
@@ -162,47 +165,56 @@ class DeviceContext:
         alike = [entry for entry in others if entry.device.kind == self.device.kind == "cpu"]
         return max(alike, key=lambda entry: entry.saved_at, default=None)
 
-    def held_to(self, name: str, batch_size: int) -> SavedBatch | NoBaseline:
-        """The saved entry; where it is about to be replaced on request, nothing to be held to."""
+    def measured_batch(self, name: str, batch_size: int, timing: Timing, receipt: Receipt) -> MeasuredBatch:
+        """A measurement with what is saved of the same test, compared once for all gates."""
         saved = self.find_saved(name, batch_size)
-        if self.replaces and isinstance(saved, SavedBatch):
-            return NoBaseline(comparison="off", reason="the saved entry is being replaced (--cudagraph-update)")
-        return saved
+        return MeasuredBatch(
+            timing=timing,
+            receipt=receipt,
+            device=self.device,
+            saved=saved,
+            change=latency_change(saved, timing, self.device),
+            replaces_saved=self.replaces,
+            why_not_judged=self.why_not_judged,
+            update_option=self.update_option,
+        )
 
 
 def open_device_context(option: str, settings: Settings) -> DeviceContext:
     """Open the device of ``--cudagraph-device`` (or of a marker) and read its baseline file.
 
-    Raises :class:`~pytest_cudagraph.errors.DeviceUnavailable` and
-    :class:`~pytest_cudagraph.errors.BaselineError`.
+    Raises :class:`~pytest_cudagraph.errors.DeviceUnavailable` and :class:`~pytest_cudagraph.errors.BaselineError`.
     """
     choice = device.choose(option, require_gpu=settings.require_gpu)
     described = device.describe(choice.kind)
     store = JsonStore(settings.baseline_folder, described)
-    judged, why_not = choice.judged, choice.reason
-    if settings.workers > 1:
-        # Other workers' tests run at the same moment on the same cores and the same GPU.
-        judged, why_not = False, f"{settings.workers} xdist workers share this machine; run without -n to judge speed"
-    if settings.sample is not None:
-        judged, why_not = False, "this process only measures, for a comparison of revisions"
+    why_not_judged = _why_not_judged(choice, settings)
     backend, clock = open_backend(choice.kind), PerfCounterClock()
     return DeviceContext(
         backend=backend,
         device=described,
-        judged=judged,
-        why_not="" if judged else why_not,
+        why_not_judged=why_not_judged,
         saved=store.load() if settings.enabled else {},
         elsewhere=_elsewhere(store.path) if settings.enabled else (),
         baseline_file=store.path,
         clock=clock,
         reference=Reference(backend, clock),
-        # What is not judged is not written, and so replaces nothing.
-        replaces=judged and settings.update in ("changed", "all"),
-        saves=judged and settings.update != "never",
+        # What is not judged is not written. It replaces nothing.
+        replaces=not why_not_judged and settings.update in ("changed", "all"),
+        saves=not why_not_judged and settings.update != "never",
         update_option=_update_option(choice, settings),
         is_strict=settings.strict,
         waiting_processes=_waiting_processes(settings),
     )
+
+
+def _why_not_judged(choice: device.Choice, settings: Settings) -> str:
+    if settings.sample is not None:
+        return "this process only measures, for a comparison of revisions"
+    if settings.workers > 1:
+        # Tests of other workers run at the same moment on the same cores and the same GPU.
+        return f"{settings.workers} xdist workers share this machine; run without -n to judge speed"
+    return "" if choice.judged else choice.reason
 
 
 def _update_option(choice: device.Choice, settings: Settings) -> str:

@@ -1,102 +1,73 @@
-"""The story of one model: audit, compile, capture, check, measure, gate. The only place that knows the order."""
+"""The run of one model: eager, audit, compile, capture, check, measure, gate. Only this module knows the order."""
 
 from __future__ import annotations
 
-import itertools
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pytest_cudagraph import audit, capture, check, compile, gate, hazards
+from pytest_cudagraph.base_revision.comparison import AgainstBase
+from pytest_cudagraph.base_revision.judge import judge_base
 from pytest_cudagraph.compile import Compiled
 from pytest_cudagraph.errors import CudagraphError, EagerFailed, GraphTestFailure, InputError
-from pytest_cudagraph.pipeline.batch_timing import TimingRequest, left_as_it_was, time_batch
+from pytest_cudagraph.pipeline.batch_timing import TimingRequest, state_restored, time_batch
 from pytest_cudagraph.pipeline.device_context import DeviceContext
 from pytest_cudagraph.pipeline.model_errors import failure_in, fix_for, judgement_of, places_of
 from pytest_cudagraph.pipeline.prepared_model import PreparedModel, run_eagerly
-from pytest_cudagraph.pipeline.stage_objects import receipt_of
-from pytest_cudagraph.protocols import CapturedGraph, Model, ShowProgress
+from pytest_cudagraph.pipeline.run_results import RunResults
+from pytest_cudagraph.protocols import Model, ShowProgress
+from pytest_cudagraph.settings.case import Case
 from pytest_cudagraph.units import to_ns
-from pytest_cudagraph.values import Agreement, BatchReport, Comparison, Disagreement, GraphReport, Judgement, Timing
-
-if TYPE_CHECKING:
-    from pytest_cudagraph.settings.case import Case
+from pytest_cudagraph.values import GraphReport, Judgement, Timing
 
 
-def run_stages(model_run: ModelRun) -> GraphReport:
-    """Run every stage in order, as far as the story holds, and report."""
+def run_stages(run: ModelRun) -> GraphReport:
+    """Run the stages in order. A stage that finds an error in the model is the last one."""
     __tracebackhide__ = True
-    for stage in (
-        model_run.run_eager,
-        model_run.audit,
-        model_run.compile,
-        model_run.capture,
-        model_run.check,
-        model_run.measure,
-    ):
-        model_run.run(stage)
-        if model_run.has_ended:
+    for stage in (run.run_eager, run.audit, run.compile, run.capture, run.check, run.measure):
+        run.run(stage)
+        if run.has_failed:
             break
-    return model_run.report()
+    return run.finish()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRun:
-    """One subject on one bench. Each method is one stage; a stage that finds against the model ends the story.
+    """One prepared model on one device. Each public method from :meth:`run_eager` on is one stage.
 
     A context manager: leaving it releases graphs, pools and compiled packages, also after an exception.
+    ``dataclasses.replace`` gives the same run with another case; results and resources are shared.
     """
 
-    def __init__(
-        self,
-        case: Case,
-        device_context: DeviceContext,
-        subject: PreparedModel,
-        *,
-        cache_folder: Callable[[], Path],
-        compile_timeout_s: float,
-        progress: ShowProgress,
-    ) -> None:
-        self.case, self.device_context, self.subject = case, device_context, subject
-        self._cache_folder, self._compile_timeout_s = cache_folder, compile_timeout_s
-        self._progress = progress
-        self._resources = ExitStack()
-        self.is_closed = False
-        self._audit = audit.Audit()
-        self._compiled: Compiled | None = None
-        self._judgements: list[Judgement] = []
-        self._of_batch: dict[int, list[Judgement]] = {size: [] for size in subject.examples}
-        self.graphs: Mapping[int, CapturedGraph] = {}
-        self.agreements: Mapping[int, Agreement | Disagreement] = {}
-        self._captures: capture.Captures | None = None
-        self._timings: dict[int, Timing] = {}
-        self._comparisons: dict[int, Comparison] = {}
+    case: Case
+    device_context: DeviceContext
+    model: PreparedModel
+    cache_folder: Callable[[], Path]
+    compile_timeout_s: float
+    progress: ShowProgress
+    against_base: AgainstBase | None = None
+    """What ``--cudagraph-base`` measured. None without it."""
+    results: RunResults = field(default_factory=RunResults)
+    _resources: ExitStack = field(default_factory=ExitStack)
 
     def __enter__(self) -> ModelRun:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Release everything held; a second call does nothing."""
-        self.is_closed, self.graphs, self._captures = True, {}, None
+        """Release everything held. A second call does nothing."""
+        self.results.release_graphs()
         self._resources.close()
 
     @property
-    def has_ended(self) -> bool:
-        """Whether some stage has found against the model."""
-        found = itertools.chain(self._judgements, *self._of_batch.values())
-        return any(judgement.verdict.fails for judgement in found)
-
-    @property
-    def _seed(self) -> int:
-        """The same for the same test, so that a run can be repeated; it stands in the report."""
-        return zlib.crc32(self.case.name.encode())
+    def has_failed(self) -> bool:
+        """Whether a stage found an error in the model."""
+        return self.results.has_failed
 
     def run(self, stage: Callable[[], None]) -> None:
-        """Run one stage. What the model raises in it is raised as the test's failure, with the report so far.
+        """Run one stage. An exception of the model is raised as the test's failure, with the report so far.
 
         Raises :class:`~pytest_cudagraph.errors.GraphTestFailure` from the model's own exception.
         """
@@ -104,195 +75,138 @@ class ModelRun:
         try:
             stage()
         except (EagerFailed, CudagraphError) as failure:
-            self._end(failure, judgement_of(stage.__name__, failure))
+            self._attach_report(failure, judgement_of(stage.__name__, failure))
             raise
         except Exception as error:
             found = failure_in(stage.__name__, error)
             if found is None:
                 raise
-            self._end(*found)
+            self._attach_report(*found)
             raise found[0] from error
 
-    def _end(self, failure: GraphTestFailure | CudagraphError, judgement: Judgement) -> None:
-        told = self._reached_sizes
-        for size in told:
-            self._of_batch[size].append(judgement)
-        if not told:
-            self._judgements.append(judgement)
-        failure.report = self.report()
+    def _attach_report(self, failure: GraphTestFailure | CudagraphError, judgement: Judgement) -> None:
+        sizes = self.results.reached_sizes
+        for size in sizes:
+            self.results.judge(size, judgement)
+        if not sizes:
+            self.results.judgements.append(judgement)
+        failure.report = self.results.report(self.case, self.device_context)
 
     def run_eager(self) -> None:
-        """Call the model as it is, once per batch size."""
+        """Call the model once per batch size, without a graph."""
         __tracebackhide__ = True
-        subject = self.subject
-        run_eagerly(subject.eager, subject.examples, self.device_context.backend, subject.resizing)
+        run_eagerly(self.model, self.device_context.backend)
 
     def audit(self) -> None:
-        """Look for hazards in the eager model, at the smallest batch size and, by the rules, at the largest."""
-        self._tell("audit")
-        smallest, *others = (self.subject.examples[size] for size in sorted(self.subject.examples))
-        self._audit = audit.audit(
-            self.subject.eager, smallest, self.device_context.backend, others[-1] if others else None
-        )
-        errors = [finding for finding in self._audit.findings if finding.level == "error"]
-        self._judgements += [gate.judge_finding(finding) for finding in errors]
+        """Look for hazards at the smallest batch size and, by the rules alone, at the largest."""
+        self._show("audit")
+        smallest, *others = (self.model.examples[size] for size in sorted(self.model.examples))
+        largest = others[-1] if others else None
+        found = audit.audit(self.model.eager, smallest, self.device_context.backend, largest)
+        self.results.audit = found
+        self.results.judgements += [gate.judge_finding(each) for each in found.findings if each.level == "error"]
 
     def compile(self) -> None:
-        """Compile the model for each batch size; a failure is a judgement, never silence."""
-        self._tell(f"compile ({self.case.compile})")
-        with left_as_it_was(self.subject, self.device_context):
+        """Compile the model for each batch size. A failed compile is a judgement."""
+        self._show(f"compile ({self.case.compile})")
+        with state_restored(self.model, self.device_context):
             try:
-                self._compiled = self._resources.enter_context(self._compile())
+                self.results.compiled = self._resources.enter_context(self._compile())
             except InputError:
                 raise
             except CudagraphError as error:
-                self._judgements.append(gate.judge_compile_failure(error))
+                self.results.judgements.append(gate.judge_compile_failure(error))
 
     def _compile(self) -> Compiled:
         return compile.compile_model(
-            self.subject.eager,
-            self.subject.examples,
+            self.model.eager,
+            self.model.examples,
             self.case.compile,
             self.device_context.backend,
-            cache_dir=self._cache_folder() if self.case.compile == "aot" else Path(),
-            time_limit_s=self._compile_timeout_s,
+            cache_dir=self.cache_folder() if self.case.compile == "aot" else Path(),
+            time_limit_s=self.compile_timeout_s,
         )
 
     def call_for(self, batch_size: int) -> Model:
         """What is captured at a batch size: the compiled code, or the model itself."""
-        return self._compiled.call_for(batch_size) if self._compiled else self.subject.eager
+        compiled = self.results.compiled
+        return compiled.call_for(batch_size) if compiled else self.model.eager
 
     def capture(self) -> None:
-        """Capture every batch size into one pool, and see that each graph holds something."""
-        pool = self._resources.enter_context(self.device_context.backend.pool())
-        captures = capture.capture_batches(
+        """Capture every batch size into one pool. An empty or refused capture is a judgement."""
+        results, backend = self.results, self.device_context.backend
+        captures = results.captures = capture.capture_batches(
             self.call_for,
-            self.subject.examples,
-            pool,
-            model=self.subject.eager,
-            backend=self.device_context.backend,
-            executions=self._compiled.executions if self._compiled else lambda _: None,
-            progress=self._tell,
+            self.model.examples,
+            self._resources.enter_context(backend.pool()),
+            model=self.model.eager,
+            backend=backend,
+            executions=results.compiled.executions if results.compiled else lambda _: None,
+            progress=self._show,
         )
-        # Held as long as the graphs are: it keeps memory alive that they read by address.
-        self._captures, self.graphs = captures, captures.graphs
-        for batch_size, graph in self.graphs.items():
-            self._of_batch[batch_size].append(gate.judge_capture(graph.receipt))
+        for batch_size, graph in captures.graphs.items():
+            results.judge(batch_size, gate.judge_capture(graph.receipt))
         if captures.refused is not None and captures.refused_batch is not None:
             fix = f"fix: {captures.refused.fix or hazards.CATALOGUE[captures.refused.hazard].fix}"
-            self._of_batch[captures.refused_batch].append(gate.refused(captures.refused, fix=fix))
+            results.judge(captures.refused_batch, gate.refused(captures.refused, fix=fix))
 
     def check(self) -> None:
-        """Prove replays against eager; a second call proves them anew."""
-        self.agreements = check.check_replays(
-            self.graphs,
-            lambda _: self.subject.eager,
-            self.subject.examples,
-            model=self.subject.eager,
+        """Compare replays with eager on fresh inputs. A second call compares again."""
+        results, eager = self.results, self.model.eager
+        results.agreements = check.check_replays(
+            results.graphs,
+            lambda _: eager,
+            self.model.examples,
+            model=eager,
             backend=self.device_context.backend,
             seed=self._seed,
             rtol=self.case.rtol,
             atol=self.case.atol,
-            captured_at=self._captures.addresses if self._captures else None,
+            captured_at=results.captures.addresses if results.captures else None,
             captured_for=self.call_for,
-            progress=self._tell,
+            progress=self._show,
         )
-        for batch_size, found in self.agreements.items():
-            places = places_of(found, self.subject.eager)
-            self._replace(batch_size, gate.judge_agreement(found, places=places, fix=fix_for(found)))
+        for batch_size, found in results.agreements.items():
+            judgement = gate.judge_agreement(found, places=places_of(found, eager), fix=fix_for(found))
+            results.judge(batch_size, judgement)
 
     def measure(self) -> None:
-        """Time and gate every batch size, the structure first: it is exact. A second call measures anew."""
+        """Time and judge every batch size. A second call measures again."""
         for batch_size in self.case.batch_sizes:
-            timing, disturbance = time_batch(self._trial(batch_size), self.subject, self.device_context, self._tell)
-            self._timings[batch_size] = timing
-            for judgement in self._gate(batch_size, timing, disturbance):
-                self._replace(batch_size, judgement)
+            request = TimingRequest(
+                batch_size=batch_size,
+                graph=self.results.graphs[batch_size],
+                compiled=None if self.case.compile == "none" else self.call_for(batch_size),
+                min_speedup=self.case.min_speedup[batch_size],
+                budget_ns=to_ns(self.case.time_budget),
+                seed=self._seed + batch_size,
+            )
+            self._gate(batch_size, time_batch(request, self.model, self.device_context, self._show))
 
-    def _trial(self, batch_size: int) -> TimingRequest:
-        return TimingRequest(
-            batch_size=batch_size,
-            graph=self.graphs[batch_size],
-            compiled=None if self.case.compile == "none" else self.call_for(batch_size),
-            min_speedup=self.case.min_speedup[batch_size],
-            budget_ns=to_ns(self.case.time_budget),
-            seed=self._seed + batch_size,
-        )
+    def _gate(self, batch_size: int, timing: Timing) -> None:
+        case, results = self.case, self.results
+        receipt = results.graphs[batch_size].receipt
+        batch = self.device_context.measured_batch(case.name, batch_size, timing, receipt)
+        latency, comparison = gate.judge_baseline(batch, case.max_slowdown)
+        results.timings[batch_size], results.comparisons[batch_size] = timing, comparison
+        # The structure first: it is exact.
+        results.judge(batch_size, gate.judge_structure(batch, case.max_new_kernels))
+        results.judge(batch_size, gate.judge_speedup(batch, case.min_speedup[batch_size]))
+        results.judge(batch_size, latency)
 
-    def _gate(self, batch_size: int, timing: Timing, disturbance: str) -> tuple[Judgement, ...]:
-        device_context, case = self.device_context, self.case
-        saved, receipt = device_context.held_to(case.name, batch_size), self.graphs[batch_size].receipt
-        of_baseline, self._comparisons[batch_size] = gate.judge_baseline(
-            timing,
-            saved,
-            case.max_slowdown,
-            device_context.device,
-            judged=device_context.judged,
-            why_not=device_context.why_not,
-            disturbance=disturbance,
-            receipt=receipt,
-            update_option=device_context.update_option,
-        )
-        of_speedup = gate.judge_speedup(
-            timing,
-            case.min_speedup[batch_size],
-            judged=device_context.judged,
-            why_not=device_context.why_not,
-            baseline=saved,
-            device=device_context.device,
-            disturbance=disturbance,
-            receipt=receipt,
-        )
-        # Counts are exact and shown in any case; what is being replaced on request holds nobody back.
-        allowed = None if device_context.replaces else case.max_new_kernels
-        before = device_context.find_saved(case.name, batch_size)
-        return (
-            gate.judge_structure(receipt, before, allowed, device=device_context.device),
-            of_speedup,
-            of_baseline,
-        )
-
-    def report(self) -> GraphReport:
-        """What is known by now."""
-        compile_ns = self._compiled.compile_ns if self._compiled else {}
-        return GraphReport(
-            nodeid=self.case.nodeid,
-            name=self.case.name,
-            device=self.device_context.device,
-            compile_mode=self.case.compile,
-            batches=tuple(self._batch_report(size, compile_ns.get(size)) for size in self._reached_sizes),
-            findings=self._audit.findings,
-            judgements=tuple(self._judgements),
-            compile_ns=sum(compile_ns.values()) if compile_ns else None,
-            not_judged=self._audit.not_judged,
-            notes=self._audit.notes,
-            min_source=self.case.min_source,
-            update_option=self.device_context.update_option,
-        )
+    def finish(self) -> GraphReport:
+        """Judge the batch sizes against another revision, if one was measured, and report."""
+        if self.against_base is not None:
+            why_not_judged = self.device_context.why_not_judged
+            for size in self.results.reached_sizes:
+                found = self.results.base[size] = self.against_base.find(self.case.name, size)
+                self.results.judge(size, judge_base(found, self.against_base.max_slowdown, why_not_judged))
+        return self.results.report(self.case, self.device_context)
 
     @property
-    def _reached_sizes(self) -> list[int]:
-        """The batch sizes that some stage has come to."""
-        return [size for size in self.case.batch_sizes if self._of_batch[size]]
+    def _seed(self) -> int:
+        """The same for the same test, so that a run can be repeated. The report shows it."""
+        return zlib.crc32(self.case.name.encode())
 
-    def _batch_report(self, size: int, compile_ns: int | None) -> BatchReport:
-        graph, agreement = self.graphs.get(size), self.agreements.get(size)
-        return BatchReport(
-            batch_size=size,
-            judgements=tuple(self._of_batch[size]),
-            min_speedup=self.case.min_speedup[size],
-            receipt=receipt_of(graph, agreement) if graph else None,
-            agreement=agreement if isinstance(agreement, Agreement) else None,
-            timing=self._timings.get(size),
-            baseline=self.device_context.find_saved(self.case.name, size),
-            comparison=self._comparisons.get(size, "off"),
-            compile_ns=compile_ns,
-        )
-
-    def _tell(self, line: str) -> None:
-        self._progress(f"{self.case.name.rpartition('::')[2]}: {line}")
-
-    def _replace(self, batch_size: int, judgement: Judgement) -> None:
-        """A stage told again replaces what it found before."""
-        kept = [each for each in self._of_batch[batch_size] if each.gate != judgement.gate]
-        self._of_batch[batch_size] = [*kept, judgement]
+    def _show(self, line: str) -> None:
+        self.progress(f"{self.case.name.rpartition('::')[2]}: {line}")

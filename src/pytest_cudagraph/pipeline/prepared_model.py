@@ -1,4 +1,4 @@
-"""What a story is about: a model and its example inputs at every batch size, on the right device."""
+"""A model and its example inputs at every batch size, on the device of the run."""
 
 from __future__ import annotations
 
@@ -13,46 +13,39 @@ from pytest_cudagraph import inputs, pytree, sources, state
 from pytest_cudagraph.backends.buffers import check_output
 from pytest_cudagraph.errors import EagerFailed, InputError
 from pytest_cudagraph.inputs import Example
-from pytest_cudagraph.pipeline.device_context import DeviceContext
 from pytest_cudagraph.protocols import Backend, Model
-from pytest_cudagraph.settings.case import Case
+from pytest_cudagraph.settings.case import Case, ModelCall
 from pytest_cudagraph.values import GraphReport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedModel:
-    """A model with one example per batch size. ``eager`` is what the user handed in, on the bench's device."""
+    """A model with one example per batch size. ``eager`` is the user's model, on the device of the run."""
 
     eager: Model
     examples: Mapping[int, Example]
     resizing: inputs.Resizing | None = None
 
 
-def prepare_model(
-    case: Case,
-    device_context: DeviceContext,
-    model: Model,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    batch_dim: Any,
-) -> PreparedModel:
-    """Resize the example inputs to every batch size and see that model and inputs are on the bench's device.
+def prepare_model(call: ModelCall, case: Case, backend: Backend) -> PreparedModel:
+    """Resize the example inputs to every batch size, and check that model and inputs are on the run's device.
 
-    A module that lies on the CPU with CPU inputs is copied to a GPU bench, so that the same test runs on both; the
-    user's own module is left alone. Raises :class:`~pytest_cudagraph.errors.InputError`.
+    A module on the CPU with CPU inputs is copied to the GPU, so that the same test runs on both. The user's own module
+    is not changed. Raises :class:`~pytest_cudagraph.errors.InputError`.
     """
-    _check_call(model, kwargs)
-    target = device_context.backend.device
+    _check_call(call)
+    target, model, args, kwargs = backend.device, call.model, call.args, dict(call.kwargs)
     if _all_on_cpu(model, args, kwargs) and torch.device(target).type != "cpu" and isinstance(model, torch.nn.Module):
         model = copy.deepcopy(model).to(target)
-        args, kwargs = pytree.map_tensors(lambda tensor: tensor.to(target), (args, dict(kwargs)))
-    examples = inputs.batch_examples(args, dict(kwargs), case.batch_sizes, batch_dim)
+        args, kwargs = pytree.map_tensors(lambda tensor: tensor.to(target), (args, kwargs))
+    examples = inputs.batch_examples(args, kwargs, case.batch_sizes, call.batch_dim)
     for example in examples.values():
         inputs.check_device(example, target)
-    return PreparedModel(eager=model, examples=examples, resizing=inputs.resizing(args, dict(kwargs), batch_dim))
+    return PreparedModel(eager=model, examples=examples, resizing=inputs.resizing(args, kwargs, call.batch_dim))
 
 
-def _check_call(model: Model, kwargs: Mapping[str, Any]) -> None:
+def _check_call(call: ModelCall) -> None:
+    model, kwargs = call.model, call.kwargs
     if not callable(model):
         raise InputError(f"the model must be callable; found {type(model).__name__}")
     if isinstance(model, type) and any("__call__" in vars(base) for base in model.__mro__):
@@ -70,15 +63,16 @@ def _all_on_cpu(model: Model, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
     return all(tensor.device.type == "cpu" for tensor in (*held, *pytree.tensors_in((args, dict(kwargs)))))
 
 
-def run_once(case: Case, model: Model, args: tuple[Any, ...], kwargs: Mapping[str, Any], batch_dim: Any) -> GraphReport:
-    """Call the model once per batch size where it lies, and judge nothing: a run without ``--cudagraph``."""
+def run_once(call: ModelCall, case: Case) -> GraphReport:
+    """Call the model once per batch size on its own device, and judge nothing: a run without ``--cudagraph``."""
     __tracebackhide__ = True
-    _check_call(model, kwargs)
-    examples = inputs.batch_examples(args, dict(kwargs), case.batch_sizes, batch_dim)
-    resizing = inputs.resizing(args, dict(kwargs), batch_dim)
+    _check_call(call)
+    args, kwargs = call.args, dict(call.kwargs)
+    examples = inputs.batch_examples(args, kwargs, case.batch_sizes, call.batch_dim)
+    resizing = inputs.resizing(args, kwargs, call.batch_dim)
     with torch.inference_mode():
         for batch_size, example in examples.items():
-            _call(model, batch_size, example, resizing)
+            _call_example(call.model, batch_size, example, resizing)
     return nothing_judged(case)
 
 
@@ -87,35 +81,33 @@ def nothing_judged(case: Case) -> GraphReport:
     return GraphReport(nodeid=case.nodeid, name=case.name, device=None, compile_mode=case.compile)
 
 
-def run_eagerly(
-    model: Model, examples: Mapping[int, Example], backend: Backend, resizing: inputs.Resizing | None = None
-) -> None:
-    """Call the model once per batch size, as it is, and look at what it returns.
+def run_eagerly(model: PreparedModel, backend: Backend) -> None:
+    """Call the model once per batch size, without a graph, and check its outputs.
 
     Raises :class:`~pytest_cudagraph.errors.EagerFailed` from the model's own exception, and
-    :class:`~pytest_cudagraph.errors.InputError` for outputs that no graph can give.
+    :class:`~pytest_cudagraph.errors.InputError` for outputs that a graph cannot return.
     """
     __tracebackhide__ = True
     with backend.running():
-        for batch_size, example in examples.items():
-            check_output(_call(model, batch_size, example, resizing))
+        for batch_size, example in model.examples.items():
+            check_output(_call_example(model.eager, batch_size, example, model.resizing))
     backend.synchronize()
 
 
-def _call(model: Model, batch_size: int, example: Example, resizing: inputs.Resizing | None) -> Any:
+def _call_example(model: Model, batch_size: int, example: Example, resizing: inputs.Resizing | None) -> Any:
     __tracebackhide__ = True
-    # On copies: a model that writes to its inputs, or takes items out of a dict, must not spoil the examples.
+    # On copies: the examples must not change when a model writes to its inputs or removes items of a dict.
     given = inputs.clone(example)
     try:
         return model(*given.args, **given.kwargs)
-    # Whatever the user's model raises is reported as eager's own failure, with its cause.
+    # Whatever the model raises is reported as its own failure in eager mode, with the cause.
     except Exception as error:
         site = sources.user_site_of(error)
         place = f" ({site})" if site else ""
         failure = EagerFailed(
             "\n  ".join(
                 [
-                    f"batch {batch_size}: eager raised {_told(error)}{place}",
+                    f"batch {batch_size}: eager raised {_error_text(error)}{place}",
                     *([f"at {sources.describe(site)}"] if site else []),
                     *_circumstances(batch_size, resizing),
                     *_hints(error),
@@ -126,12 +118,12 @@ def _call(model: Model, batch_size: int, example: Example, resizing: inputs.Resi
         raise failure from error
 
 
-def _told(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     return ": ".join([type(error).__name__, *str(error).splitlines()[:1]])
 
 
 def _circumstances(batch_size: int, resizing: inputs.Resizing | None) -> list[str]:
-    """Without any graph; and whether on the example as it was given, or on what we made of it."""
+    """That no graph is involved, and whether the example was resized."""
     by_itself = "the model fails by itself, without any graph"
     if resizing is None or resizing.size == batch_size:
         return [by_itself]
@@ -143,7 +135,7 @@ def _circumstances(batch_size: int, resizing: inputs.Resizing | None) -> list[st
 
 
 def _hints(error: BaseException) -> list[str]:
-    """What else of our own doing may be the cause: the inference mode."""
+    """The inference mode of the run, where it may be the cause."""
     hints = []
     if any(word in str(error) for word in ("requires_grad", "require grad", "Inference tensors")):
         hints.append("models run under torch.inference_mode() here: what a graph serves has no backward pass")

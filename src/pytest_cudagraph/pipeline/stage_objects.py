@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pytest_cudagraph import inputs
 from pytest_cudagraph.errors import InputError
-from pytest_cudagraph.protocols import CapturedGraph, Model
-from pytest_cudagraph.values import Agreement, Disagreement, Receipt
+from pytest_cudagraph.protocols import Model
+from pytest_cudagraph.values import Receipt
 
 if TYPE_CHECKING:
     from pytest_cudagraph.pipeline.model_run import ModelRun
@@ -44,10 +43,9 @@ class Graphs(Mapping[int, Callable[..., Any]]):
     @property
     def receipts(self) -> Mapping[int, Receipt]:
         """Per batch size what was captured; empty without ``--cudagraph``."""
-        model_run = self.model_run
-        if model_run is None:
-            return {}
-        return {size: receipt_of(graph, model_run.agreements.get(size)) for size, graph in model_run.graphs.items()}
+        results = self.model_run.results if self.model_run else None
+        found = {size: results.receipt_of(size) for size in results.graphs} if results else {}
+        return {size: receipt for size, receipt in found.items() if receipt is not None}
 
     def __getitem__(self, batch_size: int) -> Callable[..., Any]:
         __tracebackhide__ = True
@@ -65,21 +63,15 @@ class Graphs(Mapping[int, Callable[..., Any]]):
     @property
     def _all(self) -> Mapping[int, Callable[..., Any]]:
         __tracebackhide__ = True
-        return self.open_run().graphs if self.model_run else self._eager
+        return self.open_run().results.graphs if self.model_run else self._eager
 
     def open_run(self) -> ModelRun:
-        """The story these graphs belong to.
+        """The run that these graphs belong to.
 
-        Raises :class:`~pytest_cudagraph.errors.InputError` once the test that captured them has ended: they have
-        no memory then.
+        Raises :class:`~pytest_cudagraph.errors.InputError` after the test that captured them: their memory is
+        released then.
         """
         __tracebackhide__ = True
-        if self.model_run is None or self.model_run.is_closed:
+        if self.model_run is None or self.model_run.results.is_closed:
             raise InputError("these graphs ended with the test that captured them; capture them again in this one")
         return self.model_run
-
-
-def receipt_of(graph: CapturedGraph, checked: Agreement | Disagreement | None) -> Receipt:
-    """The graph's receipt with what has come of it until now: launches, and calls that went past it."""
-    fallbacks = (checked.message,) if isinstance(checked, Disagreement) and checked.where == "graph" else ()
-    return replace(graph.receipt, replays=graph.replays, fallbacks=fallbacks)

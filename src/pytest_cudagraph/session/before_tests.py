@@ -14,7 +14,6 @@ from pytest_cudagraph.session.state_keys import BASE, DEVICE_CONTEXTS, OURS, SET
 
 if TYPE_CHECKING:
     from pytest_cudagraph.pipeline import DeviceContext
-    from pytest_cudagraph.values import GraphReport
 
 _FINE = 0.05
 """Only gates below this can be finer than the noise of a machine worth measuring on; for others nothing is measured."""
@@ -43,7 +42,7 @@ def warn_of_fine_gates(config: pytest.Config, items: Iterable[pytest.Item]) -> N
             tests.setdefault(_Gate(allowed, budget_s), []).append(item.nodeid)
     for option, tests in gates.items():
         device_context = config.stash[DEVICE_CONTEXTS][option]
-        if device_context.judged:
+        if not device_context.why_not_judged:
             _warn(tests, device_context, settings.time_budget)
 
 
@@ -102,13 +101,3 @@ def _show(config: pytest.Config, line: str) -> None:
     reporter: Any = config.pluginmanager.get_plugin("terminalreporter")
     if reporter is not None and reporter.isatty:
         reporter.rewrite(line, erase=True)
-
-
-def judged_against_base(config: pytest.Config, report: GraphReport, device_context: DeviceContext) -> GraphReport:
-    """The report with what the comparison found of it; unchanged without one."""
-    against = config.stash.get(BASE, None)
-    return (
-        report
-        if against is None
-        else against.judge(report, judged=device_context.judged, why_not=device_context.why_not)
-    )

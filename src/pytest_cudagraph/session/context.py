@@ -15,23 +15,21 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_cudagraph import errors
-from pytest_cudagraph.session.before_tests import judged_against_base
-from pytest_cudagraph.session.exceptions import depth_of_test, exclusive_call, failure_of, hide_plugin_frames
-from pytest_cudagraph.session.state_keys import CALL_LOCK, DEVICE_CONTEXTS, OUTCOMES, OWNERS, SETTINGS, marks_of
-from pytest_cudagraph.settings.case import CallSettings, Case, make_case
+from pytest_cudagraph.session.exceptions import depth_of_test, exclusive_call, hide_plugin_frames, outcome_of
+from pytest_cudagraph.session.state_keys import BASE, CALL_LOCK, DEVICE_CONTEXTS, OUTCOMES, OWNERS, SETTINGS, marks_of
+from pytest_cudagraph.settings.case import CallSettings, Case, ModelCall, make_case
 
 if TYPE_CHECKING:
     from pytest_cudagraph.pipeline import CompiledModel, DeviceContext, Graphs, ModelRun
-    from pytest_cudagraph.protocols import Model
     from pytest_cudagraph.settings.options import Settings
     from pytest_cudagraph.values import GraphReport
 
 _SHOWN_EVERY_S = 0.1
-"""A measurement tells its progress a thousand times a second; nobody reads more than ten."""
+"""A measurement reports progress a thousand times a second. Ten lines a second are enough."""
 
 
 class FixtureContext:
-    """What one test asks of the plugin: its settings, its marks, its device."""
+    """What the fixtures of one test share: its settings, its marks, its device."""
 
     def __init__(self, request: pytest.FixtureRequest, resources: ExitStack | None = None) -> None:
         self._request = request
@@ -44,7 +42,7 @@ class FixtureContext:
         self._marks = marks_of(request.node)
 
     def exclusive_call(self) -> AbstractContextManager[None]:
-        """No other thread asks the plugin meanwhile."""
+        """Hold the lock of the plugin's calls."""
         return exclusive_call(self._config.stash[CALL_LOCK])
 
     @property
@@ -66,7 +64,7 @@ class FixtureContext:
         return case
 
     def _own_entries(self, case: Case) -> None:
-        """Two tests of one name would be held against, and would overwrite, each other's entries."""
+        """Refuse two tests of one name: each would be compared with the other's entry and overwrite it."""
         owners = self._config.stash[OWNERS]
         for size in case.batch_sizes:
             owner = owners.setdefault((case.device, case.name, size), self.nodeid)
@@ -82,61 +80,55 @@ class FixtureContext:
         return open_once(self._config, device or self._marks.device or self.settings.device)
 
     @hide_plugin_frames
-    def tell(
-        self, call: CallSettings, model: Model, args: tuple[Any, ...], kwargs: Mapping[str, Any], batch_dim: Any
-    ) -> GraphReport:
-        """The whole story of one model; without ``--cudagraph`` only its eager part."""
+    def run(self, call: ModelCall) -> GraphReport:
+        """All stages of one model. Without ``--cudagraph`` only its eager calls."""
         __tracebackhide__ = True
         from pytest_cudagraph import pipeline
 
-        case = self.case(call)
+        case = self.case(call.settings)
         if not self.settings.enabled:
-            return pipeline.run_once(case, model, args, kwargs, batch_dim)
-        with self._open_run(case, model, args, kwargs, batch_dim) as model_run:
+            return pipeline.run_once(call, case)
+        with self._open_run(call, case) as model_run:
             report = pipeline.run_stages(model_run)
         return self.conclude(report)
 
     @hide_plugin_frames
-    def compile(
-        self, call: CallSettings, model: Model, args: tuple[Any, ...], kwargs: Mapping[str, Any], batch_dim: Any
-    ) -> CompiledModel:
-        """Only eager and compile; what was compiled lives until teardown."""
+    def compile(self, call: ModelCall) -> CompiledModel:
+        """Only eager and compile. The compiled code lives until teardown."""
         __tracebackhide__ = True
         from pytest_cudagraph import pipeline
 
-        case = self.case(call)
-        if not self.settings.enabled:
-            pipeline.run_once(case, model, args, kwargs, batch_dim)
-            return pipeline.CompiledModel(case, None, model, batch_dim)
-        model_run = self._resources.enter_context(self._open_run(case, model, args, kwargs, batch_dim))
-        self._run(model_run, model_run.run_eager, model_run.compile)
-        return pipeline.CompiledModel(case, model_run, model, batch_dim)
+        case, model_run = self._start(call)
+        if model_run is not None:
+            self._run(model_run, model_run.run_eager, model_run.compile)
+        return pipeline.CompiledModel(case, model_run, call.model, call.batch_dim)
 
     @hide_plugin_frames
-    def capture(
-        self,
-        call: CallSettings,
-        model: Model | CompiledModel,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        batch_dim: Any,
-    ) -> Graphs:
-        """Only eager and capture; of a compiled model what ``compile_model`` compiled. Lives until teardown."""
+    def capture(self, call: ModelCall) -> Graphs:
+        """Only eager and capture, or the capture of what ``compile_model`` compiled. Graphs live until teardown."""
         __tracebackhide__ = True
         from pytest_cudagraph import pipeline
 
-        if isinstance(model, pipeline.CompiledModel):
-            return self._capture_compiled(call, model)
-        case = self.case(call)
+        if isinstance(call.model, pipeline.CompiledModel):
+            return self._capture_compiled(call.settings, call.model)
+        case, model_run = self._start(call)
+        if model_run is not None:
+            self._run(model_run, model_run.run_eager, model_run.compile, model_run.capture)
+        return pipeline.Graphs(case, model_run, call.model)
+
+    def _start(self, call: ModelCall) -> tuple[Case, ModelRun | None]:
+        """A run that lives until teardown. Without ``--cudagraph`` the model is called once, and there is no run."""
+        __tracebackhide__ = True
+        from pytest_cudagraph import pipeline
+
+        case = self.case(call.settings)
         if not self.settings.enabled:
-            pipeline.run_once(case, model, args, kwargs, batch_dim)
-            return pipeline.Graphs(case, None, model)
-        model_run = self._resources.enter_context(self._open_run(case, model, args, kwargs, batch_dim))
-        self._run(model_run, model_run.run_eager, model_run.compile, model_run.capture)
-        return pipeline.Graphs(case, model_run, model)
+            pipeline.run_once(call, case)
+            return case, None
+        return case, self._resources.enter_context(self._open_run(call, case))
 
     def _capture_compiled(self, call: CallSettings, compiled: CompiledModel) -> Graphs:
-        """What was compiled, with the inputs, at the batch sizes and under the name it was compiled for."""
+        """Capture what was compiled, with the inputs, batch sizes and name that it was compiled for."""
         __tracebackhide__ = True
         from pytest_cudagraph import pipeline
 
@@ -164,58 +156,56 @@ class FixtureContext:
         if model_run is None:
             return {}
         case = model_run.case
-        model_run.case = replace(case, rtol=_or(call.rtol, case.rtol), atol=_or(call.atol, case.atol))
+        case = replace(case, rtol=_or(call.rtol, case.rtol), atol=_or(call.atol, case.atol))
+        model_run = replace(model_run, case=case)
         self._run(model_run, model_run.check)
-        return model_run.agreements
+        return model_run.results.agreements
 
     @hide_plugin_frames
     def measure(self, graphs: Graphs, *, min_speedup: Any, max_slowdown: Any) -> GraphReport:
-        """Measure and gate; graphs that nobody checked are checked first."""
+        """Measure and judge. Graphs that were not checked are checked first."""
         __tracebackhide__ = True
         from pytest_cudagraph import pipeline
 
         model_run = _run_of(graphs)
         if model_run is None:
             return pipeline.nothing_judged(graphs.case)
-        call = CallSettings(
-            batch_sizes=model_run.case.batch_sizes,
-            name=model_run.case.name,
-            min_speedup=_or(min_speedup, None if self._marks.min is not None else model_run.case.min_speedup),
-            max_slowdown=max_slowdown,
-        )
-        told = make_case(self.nodeid, call, self._marks, self.settings)
-        is_inherited = min_speedup is None and self._marks.min is None
-        source = model_run.case.min_source if is_inherited else told.min_source
-        model_run.case = replace(
-            model_run.case, min_speedup=told.min_speedup, max_slowdown=told.max_slowdown, min_source=source
-        )
-        if not model_run.agreements:
+        model_run = replace(model_run, case=self._with_thresholds(model_run.case, min_speedup, max_slowdown))
+        if not model_run.results.agreements:
             self._run(model_run, model_run.check)
         model_run.run(model_run.measure)
-        return self.conclude(model_run.report())
+        return self.conclude(model_run.finish())
 
-    def _open_run(
-        self, case: Case, model: Model, args: tuple[Any, ...], kwargs: Mapping[str, Any], batch_dim: Any
-    ) -> ModelRun:
+    def _with_thresholds(self, case: Case, min_speedup: Any, max_slowdown: Any) -> Case:
+        call = CallSettings(
+            batch_sizes=case.batch_sizes, name=case.name, min_speedup=min_speedup, max_slowdown=max_slowdown
+        )
+        found = make_case(self.nodeid, call, self._marks, self.settings)
+        return replace(
+            case, min_speedup=found.min_speedup, max_slowdown=found.max_slowdown, min_source=found.min_source
+        )
+
+    def _open_run(self, call: ModelCall, case: Case) -> ModelRun:
         __tracebackhide__ = True
         from pytest_cudagraph import pipeline
 
         device_context = self.device_context(case.device)
         return pipeline.ModelRun(
-            case,
-            device_context,
-            pipeline.prepare_model(case, device_context, model, args, kwargs, batch_dim),
+            case=case,
+            device_context=device_context,
+            model=pipeline.prepare_model(call, case, device_context.backend),
             cache_folder=self.cache_folder,
             compile_timeout_s=self.settings.compile_timeout,
             progress=self.progress,
+            against_base=self._config.stash.get(BASE, None),
         )
 
     def _run(self, model_run: ModelRun, *stages: Callable[[], None]) -> None:
         __tracebackhide__ = True
         for stage in stages:
             model_run.run(stage)
-            if model_run.has_ended:
-                self.conclude(model_run.report())
+            if model_run.has_failed:
+                self.conclude(model_run.finish())
 
     def cache_folder(self) -> Path:
         """Where compiled packages are kept: pytest's cache; under ``-p no:cacheprovider`` a folder for this test."""
@@ -246,7 +236,7 @@ class FixtureContext:
         return self.nodeid if reporter.verbosity > 0 else self.nodeid.partition("::")[0]
 
     def keep(self, report: GraphReport) -> None:
-        """Keep what a story has shown, once, for the end of the run and for JUnit."""
+        """Keep a report, once, for the end of the run and for JUnit."""
         from pytest_cudagraph.report import properties
 
         outcomes = self._config.stash[OUTCOMES]
@@ -257,16 +247,12 @@ class FixtureContext:
     def conclude(self, report: GraphReport) -> GraphReport:
         """Keep the report, then pass, warn or raise as its verdict says."""
         __tracebackhide__ = True
-        from pytest_cudagraph.report import failure_text
-
-        report = judged_against_base(self._config, report, self.device_context())
         self.keep(report)
-        if report.verdict.fails:
-            raise failure_of(report, failure_text(report))
-        if self.settings.strict and report.verdict.value != "passed":
-            raise errors.NotProven(failure_text(report), report)
-        if report.verdict.value == "inconclusive":
-            warnings.warn(errors.InconclusiveWarning(failure_text(report)), stacklevel=depth_of_test())
+        outcome = outcome_of(report, is_strict=self.settings.strict)
+        if isinstance(outcome, Warning):
+            warnings.warn(outcome, stacklevel=depth_of_test())
+        elif outcome is not None:
+            raise outcome
         return report
 
 

@@ -22,10 +22,10 @@ T = TypeVar("T")
 def hide_plugin_frames(
     method: Callable[Concatenate[FixtureContext, P], T],
 ) -> Callable[Concatenate[FixtureContext, P], T]:
-    """No frame of ours between the test's line and the message; the story told so far is kept for the end of the run.
+    """Hide the plugin's frames between the test's line and the message, and keep the partial report for the summary.
 
-    What a model raises without any graph is raised as it is, so that a test can expect it, with what is known of it as
-    notes. Whatever else is raised is a mistake of ours and keeps its frames.
+    An exception of the model in eager mode is raised unchanged, so that a test can expect it. Its circumstances are
+    added as notes. Any other exception is an error of the plugin and keeps its frames.
     """
 
     @functools.wraps(method)
@@ -48,17 +48,17 @@ def hide_plugin_frames(
             raise mistake.with_traceback(None) from mistake.__cause__
         finally:
             context.progress("")
-        # Outside of the handler: its own context and cause stay as the model left them.
+        # Outside the handler, so that its context and cause do not change.
         raise own
 
     return call
 
 
 @contextmanager
-def exclusive_call(telling: Any) -> Iterator[None]:
-    """Hold the lock; :class:`InputError` where another thread does, for both would capture and measure at once."""
+def exclusive_call(lock: Any) -> Iterator[None]:
+    """Hold the lock; :class:`InputError` where another thread holds it. Both would capture and measure at once."""
     __tracebackhide__ = True
-    if not telling.acquire(blocking=False):
+    if not lock.acquire(blocking=False):
         raise InputError(
             "one thread at a time can use these fixtures; found a call while another thread's is under way: each would "
             "be in the other's capture, random numbers and timings; call them one after the other"
@@ -66,11 +66,11 @@ def exclusive_call(telling: Any) -> Iterator[None]:
     try:
         yield
     finally:
-        telling.release()
+        lock.release()
 
 
 def depth_of_test() -> int:
-    """The stack level of the caller outside this package, so that the warning names the test's line."""
+    """The stack level of the first caller outside this package: a warning there names the test's line."""
     frame, level = sys._getframe(1), 1
     while frame.f_back and frame.f_globals.get("__name__", "").startswith("pytest_cudagraph."):
         frame, level = frame.f_back, level + 1
@@ -90,8 +90,20 @@ _FAILURES: dict[str, type[errors.GraphTestFailure]] = {
 }
 
 
-def failure_of(report: GraphReport, text: str) -> errors.GraphTestFailure:
-    """The failure of a report whose verdict fails, by the first gate that carries the verdict."""
-    judgements = [*report.judgements, *(j for batch in report.batches for j in batch.judgements)]
-    worst = next(j for j in judgements if j.verdict is report.verdict)
-    return _FAILURES[worst.gate](text, report)
+def outcome_of(report: GraphReport, *, is_strict: bool) -> errors.GraphTestFailure | errors.InconclusiveWarning | None:
+    """The exception or the warning that a report ends its test with. None where the test passes silently.
+
+    A failing verdict raises the error of the first gate that has it. Under ``--cudagraph-strict`` every other verdict
+    but passed raises too. Without it an inconclusive verdict is a warning.
+    """
+    from pytest_cudagraph.report import failure_text
+    from pytest_cudagraph.values import Verdict
+
+    verdict = report.verdict
+    if verdict.fails:
+        judgements = [*report.judgements, *(each for batch in report.batches for each in batch.judgements)]
+        worst = next(each for each in judgements if each.verdict is verdict)
+        return _FAILURES[worst.gate](failure_text(report), report)
+    if is_strict and verdict is not Verdict.PASSED:
+        return errors.NotProven(failure_text(report), report)
+    return errors.InconclusiveWarning(failure_text(report)) if verdict is Verdict.INCONCLUSIVE else None

@@ -1,4 +1,4 @@
-"""The fixtures and the callables they hand to a test. The only door to torch, opened when a fixture is used."""
+"""The fixtures and the callables they give to a test. Torch is imported only when a fixture is called."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from pytest_cudagraph.errors import InputError
 from pytest_cudagraph.session.context import FixtureContext
-from pytest_cudagraph.settings.case import CallSettings
+from pytest_cudagraph.settings.case import CallSettings, ModelCall
 
 if TYPE_CHECKING:
     from pytest_cudagraph.monitor import PerfMonitor
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def _refuse(unknown: Mapping[str, Any], fixture: str, call: Callable[..., Any]) -> None:
-    """An argument that a fixture does not take is one of the model's, or misspelt; Python's own error says neither."""
+    """Explain an unknown argument: it belongs to the model, or it is misspelt. Python's own error says neither."""
     __tracebackhide__ = True
     if not unknown:
         return
@@ -38,16 +38,22 @@ def _refuse(unknown: Mapping[str, Any], fixture: str, call: Callable[..., Any]) 
     )
 
 
+def _call(
+    model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None, batch_dim: Any, settings: CallSettings
+) -> ModelCall:
+    return ModelCall(model=model, args=args, kwargs=kwargs or {}, batch_dim=batch_dim, settings=settings)
+
+
 class Cudagraph:
-    """The ``cudagraph`` fixture: call it with a model and example inputs to tell the whole story."""
+    """The ``cudagraph`` fixture: call it with a model and example inputs to run all stages."""
 
     def __init__(self, context: FixtureContext) -> None:
-        self._desk = context
+        self._context = context
 
     @property
     def device(self) -> str:
         """The torch device the test runs on (``cuda:0`` or ``cpu``), to create models and inputs there."""
-        return self._desk.device_context().backend.device
+        return self._context.device_context().backend.device
 
     def __call__(
         self,
@@ -74,23 +80,23 @@ class Cudagraph:
         calls need two names, also in two tests.
 
         Without ``--cudagraph`` the model has run once per batch size and the report says that nothing was judged.
-        Raises a subclass of :class:`~pytest_cudagraph.errors.GraphTestFailure` with the whole story in ``report``, and
+        Raises a subclass of :class:`~pytest_cudagraph.errors.GraphTestFailure` with the report in ``report``, and
         :class:`~pytest_cudagraph.errors.InputError` for inputs or outputs that cannot be used.
         """
         __tracebackhide__ = True
         _refuse(unknown, "cudagraph", self.__call__)
-        call = CallSettings(
+        settings = CallSettings(
             batch_sizes=batch_sizes, compile=compile, min_speedup=min_speedup, max_slowdown=max_slowdown,
             rtol=rtol, atol=atol, name=name,
         )  # fmt: skip
-        return self._desk.tell(call, model, example_inputs, kwargs or {}, batch_dim)
+        return self._context.run(_call(model, example_inputs, kwargs, batch_dim, settings))
 
 
 class CompileModel:
     """The ``compile_model`` fixture."""
 
     def __init__(self, context: FixtureContext) -> None:
-        self._desk = context
+        self._context = context
 
     def __call__(
         self,
@@ -111,15 +117,15 @@ class CompileModel:
         """
         __tracebackhide__ = True
         _refuse(unknown, "compile_model", self.__call__)
-        call = CallSettings(batch_sizes=batch_sizes, compile=mode, name=name, compile_argument="mode")
-        return self._desk.compile(call, model, example_inputs, kwargs or {}, batch_dim)
+        settings = CallSettings(batch_sizes=batch_sizes, compile=mode, name=name, compile_argument="mode")
+        return self._context.compile(_call(model, example_inputs, kwargs, batch_dim, settings))
 
 
 class CaptureGraphs:
     """The ``capture_graphs`` fixture."""
 
     def __init__(self, context: FixtureContext) -> None:
-        self._desk = context
+        self._context = context
 
     def __call__(
         self,
@@ -139,15 +145,15 @@ class CaptureGraphs:
         """
         __tracebackhide__ = True
         _refuse(unknown, "capture_graphs", self.__call__)
-        call = CallSettings(batch_sizes=batch_sizes, name=name)
-        return self._desk.capture(call, model, example_inputs, kwargs or {}, batch_dim)
+        settings = CallSettings(batch_sizes=batch_sizes, name=name)
+        return self._context.capture(_call(model, example_inputs, kwargs, batch_dim, settings))
 
 
 class AssertReplayClose:
     """The ``assert_replay_close`` fixture."""
 
     def __init__(self, context: FixtureContext) -> None:
-        self._desk = context
+        self._context = context
 
     def __call__(
         self, graphs: Graphs, *, rtol: float | None = None, atol: float | None = None
@@ -157,14 +163,14 @@ class AssertReplayClose:
         Raises :class:`~pytest_cudagraph.errors.ReplayMismatch`.
         """
         __tracebackhide__ = True
-        return self._desk.check(graphs, rtol=rtol, atol=atol)
+        return self._context.check(graphs, rtol=rtol, atol=atol)
 
 
 class MeasureSpeedup:
     """The ``measure_speedup`` fixture."""
 
     def __init__(self, context: FixtureContext) -> None:
-        self._desk = context
+        self._context = context
 
     def __call__(
         self,
@@ -178,14 +184,12 @@ class MeasureSpeedup:
         Raises :class:`~pytest_cudagraph.errors.GraphTestFailure` by the gate that is missed.
         """
         __tracebackhide__ = True
-        return self._desk.measure(graphs, min_speedup=min_speedup, max_slowdown=max_slowdown)
+        return self._context.measure(graphs, min_speedup=min_speedup, max_slowdown=max_slowdown)
 
 
 @pytest.fixture
 def cudagraph(request: pytest.FixtureRequest) -> Iterator[Cudagraph]:
-    """Tell the whole story of a model: audit, compile, capture, check, measure, gate, record."""
-    from pytest_cudagraph.session.context import FixtureContext
-
+    """Run all stages of a model: audit, compile, capture, check, measure, gate, record."""
     with ExitStack() as resources:
         yield Cudagraph(FixtureContext(request, resources))
 
@@ -193,8 +197,6 @@ def cudagraph(request: pytest.FixtureRequest) -> Iterator[Cudagraph]:
 @pytest.fixture
 def compile_model(request: pytest.FixtureRequest) -> Iterator[CompileModel]:
     """Compile a model for every batch size, without capturing it."""
-    from pytest_cudagraph.session.context import FixtureContext
-
     with ExitStack() as resources:
         yield CompileModel(FixtureContext(request, resources))
 
@@ -202,8 +204,6 @@ def compile_model(request: pytest.FixtureRequest) -> Iterator[CompileModel]:
 @pytest.fixture
 def capture_graphs(request: pytest.FixtureRequest) -> Iterator[CaptureGraphs]:
     """Capture one graph per batch size, of a model or of what ``compile_model`` gave."""
-    from pytest_cudagraph.session.context import FixtureContext
-
     with ExitStack() as resources:
         yield CaptureGraphs(FixtureContext(request, resources))
 
@@ -211,16 +211,12 @@ def capture_graphs(request: pytest.FixtureRequest) -> Iterator[CaptureGraphs]:
 @pytest.fixture
 def assert_replay_close(request: pytest.FixtureRequest) -> AssertReplayClose:
     """Check that the graphs of ``capture_graphs`` replay what eager computes."""
-    from pytest_cudagraph.session.context import FixtureContext
-
     return AssertReplayClose(FixtureContext(request))
 
 
 @pytest.fixture
 def measure_speedup(request: pytest.FixtureRequest) -> MeasureSpeedup:
     """Measure the graphs of ``capture_graphs`` against eager, and gate them."""
-    from pytest_cudagraph.session.context import FixtureContext
-
     return MeasureSpeedup(FixtureContext(request))
 
 

@@ -58,6 +58,17 @@ class CallSettings:
         return replace(self, **parsed)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelCall:
+    """One call of a fixture: the model, its example inputs and the settings of the call."""
+
+    model: Any
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    batch_dim: Any = 0
+    settings: CallSettings = field(default_factory=CallSettings)
+
+
 def _parse_argument(key: str, parse: Callable[[Any], Any], value: Any) -> Any:
     if value is None:
         return None

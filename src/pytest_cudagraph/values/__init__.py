@@ -15,7 +15,15 @@ from pytest_cudagraph.values.reports import (
     MinSource,
     Verdict,
 )
-from pytest_cudagraph.values.saved import BaseComparison, Comparison, NoBaseline, SavedBatch, Session
+from pytest_cudagraph.values.saved import (
+    BaseComparison,
+    Comparison,
+    LatencyChange,
+    MeasuredBatch,
+    NoBaseline,
+    SavedBatch,
+    Session,
+)
 from pytest_cudagraph.values.timings import Block, Decision, Interval, Latency, Timing, UndecidedState
 
 __all__ = [
@@ -35,7 +43,9 @@ __all__ = [
     "Judgement",
     "Kind",
     "Latency",
+    "LatencyChange",
     "Level",
+    "MeasuredBatch",
     "MinSource",
     "NoBaseline",
     "Receipt",

@@ -1,13 +1,15 @@
-"""What a measurement is held against: earlier sessions, another revision."""
+"""A measurement and what it is compared with: saved sessions, another revision."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from pytest_cudagraph.values.evidence import Receipt
 from pytest_cudagraph.values.machine import DeviceInfo
-from pytest_cudagraph.values.timings import Interval, Latency
+from pytest_cudagraph.values.timings import Interval, Latency, Timing
 
 Comparison = Literal["same", "faster", "slower", "uncertain", "new", "not-comparable", "off"]
 """A measurement beside the saved baseline; ``off``: no comparison was wanted."""
@@ -59,6 +61,87 @@ class NoBaseline:
     """Whether the run demands a saved entry (``--cudagraph-strict``): its lack is then no pass."""
     counted: SavedBatch | None = None
     """Another device's entry: its latencies are not comparable, its kernels are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatencyChange:
+    """One replay compared with the sessions of an entry, and how far an unchanged replay could be from them."""
+
+    what: str
+    """The statistic: ``median``, or ``lower quartile`` where that moved less."""
+    before_ns: float
+    """Geometric mean of the sessions."""
+    after_ns: float
+    log_ratio: float
+    """After over before, divided by the reference workload's ratio where ``reference_ns`` is given.
+
+    On a busy machine it is the smaller of the divided and the undivided change, because a slowdown shows in both.
+    """
+    margin_log: float
+    """Half of the 90 % prediction interval: each bound holds for 95 % of unchanged sessions."""
+    spread: float
+    """The standard deviation between sessions from which the margin is computed."""
+    sessions: int
+    is_prior: bool
+    """Whether the spread is assumed, because there are too few sessions to estimate it."""
+    unrest_log: float = 0.0
+    """The part of the margin for other work on the machine, now and when the sessions were saved."""
+    apart_log: float = 0.0
+    """How much larger ``log_ratio`` is in the reading that was not used. That reading is not ruled out."""
+    reference_ns: tuple[float, float] | None = None
+    """The reference workload before (geometric mean) and after. None where latencies were not divided."""
+
+    @property
+    def is_no_longer(self) -> bool:
+        """Whether the replay takes no longer than saved, undivided. Such a replay must not fail.
+
+        On a machine that was steadily up to 1.9 times slower when it saved, 16 % of unchanged replays would fail
+        otherwise.
+        """
+        return self.after_ns <= self.before_ns
+
+    @property
+    def high_log(self) -> float:
+        """The upper end of the interval. The lower end is ``log_ratio - margin_log``."""
+        return self.log_ratio + self.apart_log + self.margin_log
+
+    def comparison(self, max_slowdown: float) -> Comparison:
+        """``slower`` or ``same`` when the whole interval is above or within ``max_slowdown``, else ``uncertain``.
+
+        A replay that takes no longer than saved is never ``slower``. Under the assumed spread a change of up to half
+        of ``max_slowdown`` is ``same`` too, because the interval alone is wider than a tight gate. ``faster`` when the
+        gain exceeds ``max_slowdown`` and the whole interval is a gain.
+        """
+        allowed_log = math.log1p(max_slowdown)
+        if self.log_ratio - self.margin_log > allowed_log and not self.is_no_longer:
+            return "slower"
+        is_small = self.is_prior and self.log_ratio + self.apart_log <= allowed_log / 2
+        if self.high_log > allowed_log and not is_small:
+            return "uncertain"
+        return "faster" if -self.log_ratio > max(allowed_log, self.margin_log) else "same"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredBatch:
+    """One batch size, measured: what the gates for structure, speedup and latency judge."""
+
+    timing: Timing
+    receipt: Receipt | None = None
+    device: DeviceInfo | None = None
+    saved: SavedBatch | NoBaseline = NoBaseline(comparison="off", reason="no baseline is used")
+    change: LatencyChange | None = None
+    """The replay compared with ``saved``. None without an entry of the same hardware."""
+    replaces_saved: bool = False
+    """Whether the run replaces saved entries on request. Then no gate compares with them."""
+    why_not_judged: str = ""
+    """Why speed is not judged here. Empty where it is judged."""
+    update_option: str = "--cudagraph-update"
+    """The option that saves an entry on this device."""
+
+    @property
+    def disturbance(self) -> str:
+        """Why the device kept the measurement from a decision. Empty after a decision: it used undisturbed blocks."""
+        return self.timing.disturbance if self.timing.decision == "open" else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import torch
-from tests.unit.pipeline.test_model_run import bench_of
+from tests.unit.pipeline.test_model_run import run_of
 from torch import nn
 
 from pytest_cudagraph import pipeline
 from pytest_cudagraph.inputs import Example
 from pytest_cudagraph.pipeline.batch_timing import CallArguments
-from pytest_cudagraph.settings.case import CallSettings, make_case
-from pytest_cudagraph.settings.marks import MarkSettings
-from pytest_cudagraph.settings.options import OPTIONS, Settings
 from pytest_cudagraph.values import Verdict
-
-DEFAULTS = Settings(**{option.setting: option.default for option in OPTIONS})
 
 
 class Fills(nn.Module):
@@ -32,19 +27,10 @@ class Fills(nn.Module):
         return batch["h"] * 2
 
 
-def told(model, *args):
-    call = CallSettings(batch_sizes=(1, 2), min_speedup=0.001)
-    case = make_case("test_a.py::test_a", call, MarkSettings(time_budget=1.0), DEFAULTS)
-    device_context = bench_of()
-    subject = pipeline.prepare_model(case, device_context, model, args, {}, 0)
-    facts = {"cache_folder": None, "compile_timeout_s": 60.0, "progress": lambda line: None}
-    with pipeline.ModelRun(case, device_context, subject, **facts) as story:
-        return pipeline.run_stages(story)
-
-
 def test_a_model_that_fills_its_dict_passes_and_the_users_own_is_left_alone():
     batch, seen = {"x": torch.randn(1, 4), "mask": torch.ones(1, 4)}, []
-    report = told(Fills().eval(), batch, seen)
+    with run_of(Fills().eval(), args=(batch, seen)) as run:
+        report = pipeline.run_stages(run)
     # The batch sizes have no baseline yet; every other gate was passed.
     found = {judgement.gate: judgement.verdict for each in report.batches for judgement in each.judgements}
     assert {verdict for gate, verdict in found.items() if gate != "baseline"} == {Verdict.PASSED}

@@ -8,9 +8,10 @@ import pytest
 from tests import facts
 
 from pytest_cudagraph import device
+from pytest_cudagraph.gate import judge_baseline, judge_structure
 from pytest_cudagraph.pipeline.device_context import open_device_context
 from pytest_cudagraph.settings.options import OPTIONS, Settings
-from pytest_cudagraph.values import NoBaseline
+from pytest_cudagraph.values import NoBaseline, Receipt, Verdict
 
 NO_GPU = device.Missing(found="no driver", remedy="install one")
 
@@ -55,7 +56,7 @@ def test_what_another_device_has_saved_does_not_keep_this_one_from_saving(tmp_pa
     assert found == NoBaseline(comparison=comparison, reason=reason)
 
 
-def bench_of(tmp_path, option="cpu", **given):
+def context_of(tmp_path, option="cpu", **given):
     settings = Settings(**{each.setting: each.default for each in OPTIONS} | given, rootdir=tmp_path)
     return open_device_context(option, settings)
 
@@ -64,7 +65,7 @@ def test_of_other_cpus_the_last_saved_entry_lends_its_kernels_and_a_gpus_does_no
     of_gpu = facts.saved("a", 8, saved_at="2026-11-30")
     old, new = (facts.saved("a", 8, device=facts.CPU, saved_at=date) for date in ("2026-11-01", "2026-11-02"))
     other = facts.saved("b", 8, device=facts.CPU, saved_at="2026-11-29")
-    device_context = replace(bench_of(tmp_path), elsewhere=(of_gpu, new, old, other))
+    device_context = replace(context_of(tmp_path), elsewhere=(of_gpu, new, old, other))
     assert device_context.find_saved("a", 8).counted == new
     assert replace(device_context, elsewhere=(of_gpu,)).find_saved("a", 8).counted is None
     assert replace(device_context, device=facts.H200).find_saved("a", 8).counted is None
@@ -81,14 +82,17 @@ def test_of_other_cpus_the_last_saved_entry_lends_its_kernels_and_a_gpus_does_no
 )
 def test_what_writes_a_baseline_is_told_as_it_works_here(tmp_path, monkeypatch, option, given, update_option):
     monkeypatch.setattr(device, "why_no_gpu", lambda: NO_GPU)
-    assert bench_of(tmp_path, option, **given).update_option == update_option
+    assert context_of(tmp_path, option, **given).update_option == update_option
 
 
 @pytest.mark.parametrize(("option", "opens"), [("cpu", True), ("auto", False)])
 def test_an_update_where_nothing_is_written_holds_tests_to_what_is_saved(tmp_path, monkeypatch, option, opens):
     monkeypatch.setattr(device, "why_no_gpu", lambda: NO_GPU)
-    device_context = bench_of(tmp_path, option, update="all")
+    device_context = context_of(tmp_path, option, update="all")
     saved = facts.saved("a", 8, device=device_context.device)
     device_context = replace(device_context, saved={("a", 8): saved})
     assert (device_context.replaces, device_context.saves) == (opens, opens)
-    assert (device_context.held_to("a", 8) == saved) is not opens
+    receipt = Receipt(batch_size=8, operations=1, kernels=1)
+    batch = device_context.measured_batch("a", 8, facts.timing(replay_us=600.0), receipt)
+    assert judge_baseline(batch, 0.1)[1] == ("off" if opens else "slower")
+    assert judge_structure(batch, 0).verdict is Verdict.PASSED

@@ -1,4 +1,4 @@
-"""The order of the stages, what ends a story, and that nothing is held after it."""
+"""The order of the stages, what ends a run, and that nothing is held after it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pytest_cudagraph.errors import EagerFailed, InputError
 from pytest_cudagraph.measure import PerfCounterClock
 from pytest_cudagraph.pipeline.device_context import Reference
 from pytest_cudagraph.pipeline.model_errors import fix_for, places_of
-from pytest_cudagraph.settings.case import CallSettings, make_case
+from pytest_cudagraph.settings.case import CallSettings, ModelCall, make_case
 from pytest_cudagraph.settings.marks import MarkSettings
 from pytest_cudagraph.settings.options import OPTIONS, Settings
 from pytest_cudagraph.values import DeviceInfo, Disagreement, Site, Verdict
@@ -40,73 +40,73 @@ class Mlp(nn.Module):
 
 
 class Wrong(Mlp):
-    """Seen by no rule: what it adds at capture is a number of its own."""
-
-    recording = False
+    """Seen by no rule: it adds a number where it is captured."""
 
     def forward(self, x):
-        return super().forward(x) + (1.0 if self.recording else 0.0)
+        return super().forward(x) + (1.0 if torch.cuda.is_current_stream_capturing() else 0.0)
 
 
-def bench_of(judged=True, **facts):
+def context_of(backend=None, **facts):
+    given = {"device": CPU, "why_not_judged": "", "clock": PerfCounterClock()} | facts
     return pipeline.DeviceContext(
-        backend=CpuBackend(),
-        device=CPU,
-        judged=judged,
-        why_not="",
-        saved={},
-        elsewhere=(),
-        baseline_file=Path("cpu.json"),
-        clock=PerfCounterClock(),
-        **facts,
+        backend=backend or CpuBackend(), saved={}, elsewhere=(), baseline_file=Path("a.json"), **given
     )
 
 
-def run_of(model, device_context=None, batch_sizes=(1, 2), **call):
-    case = make_case(
-        "test_a.py::test_a",
-        CallSettings(batch_sizes=batch_sizes, min_speedup=0.001, **call),
-        MarkSettings(time_budget=1.0),
-        DEFAULTS,
-    )
-    device_context = device_context or bench_of()
-    subject = pipeline.prepare_model(case, device_context, model, (torch.randn(1, 4),), {}, 0)
+def case_of(batch_sizes=(1, 2), **settings):
+    call = CallSettings(batch_sizes=batch_sizes, min_speedup=0.001, **settings)
+    return make_case("test_a.py::test_a", call, MarkSettings(time_budget=1.0), DEFAULTS)
+
+
+def run_of(model, device_context=None, args=None, **settings):
+    case, device_context = case_of(**settings), device_context or context_of()
+    call = ModelCall(model=model, args=args or (torch.randn(1, 4),))
     return pipeline.ModelRun(
-        case, device_context, subject, cache_folder=Path, compile_timeout_s=60.0, progress=lambda line: None
+        case=case,
+        device_context=device_context,
+        model=pipeline.prepare_model(call, case, device_context.backend),
+        cache_folder=Path,
+        compile_timeout_s=60.0,
+        progress=lambda line: None,
     )
 
 
-@pytest.fixture
-def graphs(monkeypatch):
-    """Weak references to every graph that was captured."""
-    captured = []
-    capture = pipeline.model_run.capture.capture_batches
+class WatchedBackend(CpuBackend):
+    """Keeps a weak reference to every graph that its pools capture."""
 
-    def watch(*args, **kwargs):
-        captures = capture(*args, **kwargs)
-        captured.extend(weakref.ref(graph) for graph in captures.graphs.values())
-        return captures
+    def __init__(self):
+        super().__init__()
+        self.graphs = []
 
-    monkeypatch.setattr(pipeline.model_run.capture, "capture_batches", watch)
-    return captured
+    def pool(self):
+        pool = super().pool()
+        capture = pool.capture
+
+        def watched(*args, **kwargs):
+            graph = capture(*args, **kwargs)
+            self.graphs.append(weakref.ref(graph))
+            return graph
+
+        pool.capture = watched
+        return pool
 
 
 def test_a_good_model_passes_every_stage():
-    with run_of(Mlp().eval()) as story:
-        report = pipeline.run_stages(story)
+    with run_of(Mlp().eval()) as run:
+        report = pipeline.run_stages(run)
     assert report.verdict is Verdict.PASSED
     assert [batch.batch_size for batch in report.batches] == [1, 2]
     gates = [judgement.gate for judgement in report.at(1).judgements]
     assert gates == ["capture", "check", "structure", "speedup", "baseline"]
 
 
-def test_a_story_leaves_model_and_generators_as_its_first_eager_calls_left_them():
+def test_a_run_leaves_model_and_generators_as_its_first_eager_calls_left_them():
     model = nn.Sequential(Mlp(), nn.Dropout(0.5)).train()
     twin = copy.deepcopy(model)
-    with run_of(model, batch_sizes=[2, 4]) as story:
-        examples = story.subject.examples
+    with run_of(model, batch_sizes=[2, 4]) as run:
+        examples = run.model.examples
         torch.manual_seed(7)
-        pipeline.run_stages(story)
+        pipeline.run_stages(run)
     after = torch.get_rng_state()
 
     torch.manual_seed(7)
@@ -118,52 +118,72 @@ def test_a_story_leaves_model_and_generators_as_its_first_eager_calls_left_them(
         assert torch.equal(model.state_dict()[name], value), name
 
 
-@pytest.mark.parametrize("stage", ["check_replays", "time_batch"])
+class FailsLate(Mlp):
+    """Raises in eager calls after the captures."""
+
+    def __init__(self, backend, error):
+        super().__init__()
+        # A weak reference, because the capture restores all state that the model holds.
+        self.backend, self.error = weakref.ref(backend), error
+
+    def forward(self, x):
+        if len(self.backend().graphs) == 2:
+            raise self.error("in the stage")
+        return super().forward(x)
+
+
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
-def test_nothing_is_held_after_an_exception_in_a_stage(graphs, monkeypatch, stage, error):
-    def fail(*args, **kwargs):
+def test_nothing_is_held_after_an_exception_in_the_check(error):
+    backend = WatchedBackend()
+    model = FailsLate(backend, error).eval()
+    with (
+        pytest.raises((error, InputError), match="in the stage"),
+        run_of(model, context_of(backend=backend)) as run,
+    ):
+        pipeline.run_stages(run)
+    assert_all_are_gone(backend.graphs)
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_nothing_is_held_after_an_exception_in_the_measurement(error):
+    def fail(arms, **options):
         raise error("in the stage")
 
-    home = pipeline.model_run.check if stage == "check_replays" else pipeline.model_run
-    monkeypatch.setattr(home, stage, fail)
-    # What a line of the user's raises becomes a failure of the test.
-    with pytest.raises((error, EagerFailed), match="in the stage"), run_of(Mlp().eval()) as story:
-        pipeline.run_stages(story)
+    backend = WatchedBackend()
+    context = context_of(backend=backend, measure=fail)
+    # An exception on a line of the user's becomes a failure of the test.
+    with pytest.raises((error, EagerFailed), match="in the stage"), run_of(Mlp().eval(), context) as run:
+        pipeline.run_stages(run)
+    assert_all_are_gone(backend.graphs)
+
+
+def assert_all_are_gone(graphs):
     assert len(graphs) == 2
-    del story
     gc.collect()
     assert [graph() for graph in graphs] == [None, None]
 
 
 def test_a_wrong_replay_is_never_timed(monkeypatch):
-    model = Wrong().eval()
-    capture = pipeline.model_run.capture.capture_batches
-
-    def captured(*args, **kwargs):
-        model.recording = True
-        try:
-            return capture(*args, **kwargs)
-        finally:
-            model.recording = False
-
-    monkeypatch.setattr(pipeline.model_run.capture, "capture_batches", captured)
-    with run_of(model) as story:
-        report = pipeline.run_stages(story)
+    # A torch without CUDA has no answer outside a capture.
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    with run_of(Wrong().eval()) as run:
+        report = pipeline.run_stages(run)
     assert report.verdict is Verdict.WRONG
     assert all(batch.timing is None for batch in report.batches)
 
 
-def test_a_hazard_ends_the_story_before_any_capture(graphs):
-    with run_of(lambda x: x / x.max().item()) as story:
-        report = pipeline.run_stages(story)
+def test_a_hazard_ends_the_run_before_any_capture():
+    backend = WatchedBackend()
+    with run_of(lambda x: x / x.max().item(), context_of(backend=backend)) as run:
+        report = pipeline.run_stages(run)
     assert report.verdict is Verdict.NOT_CAPTURED
     assert [finding.id for finding in report.findings if finding.level == "error"] == ["host-sync"]
-    assert graphs == []
+    assert backend.graphs == []
 
 
 def test_a_model_that_computes_nothing_is_told_so():
-    with run_of(lambda x: x) as story:
-        report = pipeline.run_stages(story)
+    with run_of(lambda x: x) as run:
+        report = pipeline.run_stages(run)
     (judgement,) = report.at(2).judgements
     assert judgement.reason == "the capture was refused: the graph is empty: the call launches nothing on the device"
     assert judgement.evidence == ()
@@ -172,10 +192,10 @@ def test_a_model_that_computes_nothing_is_told_so():
 
 def test_a_failed_compile_is_a_verdict():
     compiled = torch.compile(Mlp().eval(), backend="eager")
-    with run_of(compiled, compile="inductor") as story:
-        story.run_eager()
-        story.compile()
-        report = story.report()
+    with run_of(compiled, compile="inductor") as run:
+        run.run_eager()
+        run.compile()
+        report = run.finish()
     assert report.verdict is Verdict.NOT_CAPTURED
     assert report.judgements[0].gate == "compile"
 
@@ -195,8 +215,8 @@ class Keeps(nn.Module):
 
 
 def test_a_wrong_replay_names_the_line_and_the_remedy():
-    with run_of(Keeps().eval()) as story:
-        report = pipeline.run_stages(story)
+    with run_of(Keeps().eval()) as run:
+        report = pipeline.run_stages(run)
     (judgement,) = [each for each in report.at(1).judgements if each.verdict is Verdict.WRONG]
     line = inspect.getsourcelines(Keeps)[1] + 10
     site = Site(file=__file__, line=line, function="forward")
@@ -218,8 +238,8 @@ def test_eager_failures_carry_the_models_own_error():
         raise ValueError("no such thing\nsecond line")
 
     message = "batch 1: eager raised ValueError: no such thing"
-    with run_of(broken) as story, pytest.raises(EagerFailed, match=message) as error:
-        pipeline.run_stages(story)
+    with run_of(broken) as run, pytest.raises(EagerFailed, match=message) as error:
+        pipeline.run_stages(run)
     assert isinstance(error.value.__cause__, ValueError)
     assert error.value.own is error.value.__cause__
     first, place, *rest = str(error.value).splitlines()
@@ -231,8 +251,8 @@ def test_eager_failures_carry_the_models_own_error():
 
 def test_a_measurement_reads_the_reference_and_what_the_operations_take():
     backend, clock = CpuBackend(), PerfCounterClock()
-    with run_of(Mlp().eval(), bench_of(reference=Reference(backend, clock))) as story:
-        timing = pipeline.run_stages(story).at(2).timing
+    with run_of(Mlp().eval(), context_of(reference=Reference(backend, clock))) as run:
+        timing = pipeline.run_stages(run).at(2).timing
     assert timing.reference.samples >= 10
     assert timing.busy_ns > 0
 
@@ -251,14 +271,14 @@ class Counting(nn.Module):
 
 def test_what_the_operations_take_is_read_from_the_same_step():
     model = Counting()
-    with run_of(model) as story:
-        pipeline.run_stages(story)
+    with run_of(model) as run:
+        pipeline.run_stages(run)
     assert model.steps == 2  # the two eager calls
 
 
 def test_in_a_rehearsal_speed_is_measured_and_not_judged():
-    with run_of(Mlp().eval(), bench_of(judged=False)) as story:
-        report = pipeline.run_stages(story)
+    with run_of(Mlp().eval(), context_of(why_not_judged="a rehearsal")) as run:
+        report = pipeline.run_stages(run)
     assert report.verdict is Verdict.NOT_JUDGED
     assert report.at(1).timing.target_ratio is None
 
@@ -269,17 +289,14 @@ class OnMeta(CpuBackend):
 
 def test_a_cpu_model_is_copied_to_the_device_and_left_alone():
     model = Mlp().eval()
-    device_context = bench_of()
-    object.__setattr__(device_context, "backend", OnMeta())
-    subject = pipeline.prepare_model(run_of(model).case, device_context, model, (torch.randn(1, 4),), {}, 0)
-    assert subject.eager is not model
-    assert {tensor.device.type for tensor in subject.eager.parameters()} == {"meta"}
-    assert subject.examples[2].args[0].device.type == "meta"
+    prepared = pipeline.prepare_model(ModelCall(model=model, args=(torch.randn(1, 4),)), case_of(), OnMeta())
+    assert prepared.eager is not model
+    assert {tensor.device.type for tensor in prepared.eager.parameters()} == {"meta"}
+    assert prepared.examples[2].args[0].device.type == "meta"
     assert {tensor.device.type for tensor in model.parameters()} == {"cpu"}
 
 
 def test_inputs_on_another_device_than_the_model_are_refused():
-    device_context = bench_of()
-    object.__setattr__(device_context, "backend", OnMeta())
+    call = ModelCall(model=Mlp().to("meta"), args=(torch.randn(1, 4),))
     with pytest.raises(InputError, match=r"args\[0\] is on cpu, but this run uses meta"):
-        pipeline.prepare_model(run_of(Mlp()).case, device_context, Mlp().to("meta"), (torch.randn(1, 4),), {}, 0)
+        pipeline.prepare_model(call, case_of(), OnMeta())

@@ -1,28 +1,22 @@
-"""A whole story on the CUDA backend, driven by a fake of torch.cuda: what only a GPU's story does."""
+"""All stages on the CUDA backend with a fake of torch.cuda: what only a run on a GPU does."""
 
 from __future__ import annotations
 
 import gc
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 from tests.facts import H200
 from tests.fake_cuda import FakeCuda
+from tests.unit.pipeline.test_model_run import context_of, run_of
 from torch import nn
 
 from pytest_cudagraph import measure, pipeline
 from pytest_cudagraph.backends.cpu import CpuBackend
 from pytest_cudagraph.backends.cuda import CudaBackend
-from pytest_cudagraph.measure import PerfCounterClock
 from pytest_cudagraph.monitor import PerfMonitor
-from pytest_cudagraph.settings.case import CallSettings, make_case
-from pytest_cudagraph.settings.marks import MarkSettings
-from pytest_cudagraph.settings.options import OPTIONS, Settings
 from pytest_cudagraph.values import Verdict
-
-DEFAULTS = Settings(**{option.setting: option.default for option in OPTIONS})
 
 
 @pytest.fixture(autouse=True)
@@ -49,24 +43,9 @@ def gpu(cuda):
     return CudaBackend(cuda=cuda, device="cpu")
 
 
-def report_of(model, backend, *, judged=True):
-    call = CallSettings(batch_sizes=(1, 2), min_speedup=0.001)
-    case = make_case("test_a.py::test_a", call, MarkSettings(time_budget=1.0), DEFAULTS)
-    device_context = pipeline.DeviceContext(
-        backend=backend,
-        device=H200,
-        judged=judged,
-        why_not="" if judged else "two workers share this GPU",
-        saved={},
-        elsewhere=(),
-        baseline_file=Path("h200.json"),
-        clock=PerfCounterClock(),
-    )
-    subject = pipeline.prepare_model(case, device_context, model, (torch.randn(1, 4),), {}, 0)
-    with pipeline.ModelRun(
-        case, device_context, subject, cache_folder=Path, compile_timeout_s=60.0, progress=lambda line: None
-    ) as story:
-        return pipeline.run_stages(story)
+def report_of(model, backend, **facts):
+    with run_of(model, context_of(backend=backend, device=H200, **facts)) as run:
+        return pipeline.run_stages(run)
 
 
 def test_a_good_model_passes_every_stage_and_its_graphs_are_released(gpu, cuda):
@@ -92,10 +71,11 @@ def test_a_gpu_that_is_disturbed_decides_nothing_and_a_cpu_is_not_asked(gpu, mon
     assert report_of(nn.Linear(4, 4).eval(), CpuBackend()).verdict is Verdict.PASSED
 
 
-def test_without_event_readings_the_busy_time_stays_open(gpu, monkeypatch):
-    run = measure.measure
-    monkeypatch.setattr(measure, "measure", lambda arms, **options: replace(run(arms, **options), device_replay=None))
-    assert report_of(nn.Linear(4, 4).eval(), gpu).at(1).timing.busy_ns is None
+def test_without_event_readings_the_busy_time_stays_open(gpu):
+    def without_events(arms, **options):
+        return replace(measure.measure(arms, **options), device_replay=None)
+
+    assert report_of(nn.Linear(4, 4).eval(), gpu, measure=without_events).at(1).timing.busy_ns is None
 
 
 def test_the_check_seeds_the_gpus_generators_with_the_hosts(gpu, seeds):
