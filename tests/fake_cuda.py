@@ -25,6 +25,18 @@ ECHO = "CUDA error: operation failed due to a previous error during capture\nCom
 UNDERWAY = "captures_underway.empty() INTERNAL ASSERT FAILED at CUDACachingAllocator.cpp"
 
 
+def adds_one(x):
+    return x + 1
+
+
+def reads_a_scalar(x):
+    return x * x.sum().item()
+
+
+def capture(pool, model):
+    return pool.capture(model, (torch.ones(2),), {}, batch_size=2)
+
+
 class FakeCuda:
     """``failures`` maps a call's name to what its next calls raise (None: nothing).
 

@@ -1,8 +1,10 @@
-"""What the CUDA backend offers beside captures: regions, events, random states, the running mode."""
+"""The CUDA backend without captures: devices, streams, regions, events, random states, the running mode."""
 
 import pytest
 import torch
+from tests.fake_cuda import FakeStream
 
+from pytest_cudagraph.backends import open_backend
 from pytest_cudagraph.backends.cuda import CudaBackend
 
 
@@ -10,6 +12,24 @@ def test_the_device_is_the_current_gpu_unless_one_is_named(cuda):
     assert CudaBackend(cuda=cuda).device == "cuda:0"
     assert CudaBackend(3, cuda=cuda).device == "cuda:3"
     assert CudaBackend(cuda=cuda).kind == "cuda"
+
+
+def test_a_backend_is_opened_by_its_kind(monkeypatch):
+    opened = []
+    monkeypatch.setattr("pytest_cudagraph.backends.cuda.CudaBackend", lambda: opened.append("cuda"))
+    open_backend("cuda")
+    assert opened == ["cuda"]
+    assert open_backend("cpu").kind == "cpu"
+    with pytest.raises(ValueError, match=r"^a backend is 'cuda' or 'cpu', not 'tpu'$"):
+        open_backend("tpu")
+
+
+def test_the_current_stream_waits_for_an_earlier_one_only_if_that_is_another(backend, cuda):
+    current = backend.order_after(None)
+    assert backend.order_after(current) is current is cuda.stream_now
+    assert cuda.calls == []
+    assert backend.order_after(FakeStream(cuda, "earlier")) is current
+    assert cuda.calls == ["wait_stream caller after earlier"]
 
 
 def test_running_is_inference_mode(backend):

@@ -5,7 +5,10 @@ import threading
 
 import pytest
 import torch
+from tests.fake_cuda import FakeCuda
 
+from pytest_cudagraph.backends.cuda.gpu import Gpu
+from pytest_cudagraph.backends.cuda.pool import own_outputs
 from pytest_cudagraph.errors import CaptureRefusal, CudagraphError, InputError
 
 pytestmark = pytest.mark.usefixtures("no_collections")
@@ -89,69 +92,31 @@ def test_inputs_that_require_grad_can_be_copied_in_outside_inference_mode(backen
     assert graph(made_in_inference).tolist() == [3.0, 3.0]
 
 
+PAD = "pad the inputs to the captured shape, or capture another graph"
+ANOTHER = "capture another graph for this value, or make the argument a tensor"
+CAPTURED = "args[0]: the graph was captured for float32 (4,) on cpu; this call gives"
+BAKED = "kwargs['factor']: 2.0 is baked into the graph; this call gives"
+NAMED = "the graph was captured for args[0], kwargs['factor']; this call gives"
+
+
 @pytest.mark.parametrize(
-    ("args", "kwargs", "text"),
+    ("x", "factor", "text"),
     [
-        (
-            (torch.ones(3),),
-            {"factor": 2.0},
-            "args[0]: the graph was captured for float32 (4,) on cpu; this call gives float32 (3,) on cpu\n"
-            "pad the inputs to the captured shape, or capture another graph",
-        ),
-        (
-            (torch.ones(4, dtype=torch.int32),),
-            {"factor": 2.0},
-            "args[0]: the graph was captured for float32 (4,) on cpu; this call gives int32 (4,) on cpu\n"
-            "pad the inputs to the captured shape, or capture another graph",
-        ),
-        (
-            (torch.ones(4, device="meta"),),
-            {"factor": 2.0},
-            "args[0]: the graph was captured for float32 (4,) on cpu; this call gives float32 (4,) on meta\n"
-            "pad the inputs to the captured shape, or capture another graph",
-        ),
-        (
-            (5.0,),
-            {"factor": 2.0},
-            "args[0]: the graph was captured for float32 (4,) on cpu; this call gives 5.0\n"
-            "pad the inputs to the captured shape, or capture another graph",
-        ),
-        (
-            (torch.ones(4),),
-            {"factor": 3.0},
-            "kwargs['factor']: 2.0 is baked into the graph; this call gives 3.0\n"
-            "capture another graph for this value, or make the argument a tensor",
-        ),
-        (
-            (torch.ones(4),),
-            {"factor": 2},
-            "kwargs['factor']: 2.0 is baked into the graph; this call gives 2\n"
-            "capture another graph for this value, or make the argument a tensor",
-        ),
-        (
-            (torch.ones(4),),
-            {"factor": torch.tensor(2.0)},
-            "kwargs['factor']: 2.0 is baked into the graph; this call gives float32 () on cpu\n"
-            "capture another graph for this value, or make the argument a tensor",
-        ),
-        (
-            (torch.ones(4),),
-            {},
-            "the graph was captured for args[0], kwargs['factor']; this call gives args[0]\n"
-            "pad the inputs to the captured shape, or capture another graph",
-        ),
-        (
-            ([torch.ones(4)],),
-            {"factor": 2.0},
-            "the graph was captured for args[0], kwargs['factor']; this call gives args[0][0], kwargs['factor']\n"
-            "pad the inputs to the captured shape, or capture another graph",
-        ),
+        (torch.ones(3), 2.0, f"{CAPTURED} float32 (3,) on cpu\n{PAD}"),
+        (torch.ones(4, dtype=torch.int32), 2.0, f"{CAPTURED} int32 (4,) on cpu\n{PAD}"),
+        (torch.ones(4, device="meta"), 2.0, f"{CAPTURED} float32 (4,) on meta\n{PAD}"),
+        (5.0, 2.0, f"{CAPTURED} 5.0\n{PAD}"),
+        (torch.ones(4), 3.0, f"{BAKED} 3.0\n{ANOTHER}"),
+        (torch.ones(4), 2, f"{BAKED} 2\n{ANOTHER}"),
+        (torch.ones(4), torch.tensor(2.0), f"{BAKED} float32 () on cpu\n{ANOTHER}"),
+        (torch.ones(4), None, f"{NAMED} args[0]\n{PAD}"),
+        ([torch.ones(4)], 2.0, f"{NAMED} args[0][0], kwargs['factor']\n{PAD}"),
     ],
 )
-def test_a_call_that_does_not_fit_is_refused_by_name_and_not_launched(backend, cuda, args, kwargs, text):
+def test_a_call_that_does_not_fit_is_refused_by_name_and_not_launched(backend, cuda, x, factor, text):
     graph = capture(backend, scale, torch.ones(4), factor=2.0)
     with pytest.raises(InputError) as raised:
-        graph(*args, **kwargs)
+        graph(x, **{} if factor is None else {"factor": factor})
     assert str(raised.value) == text
     assert graph.replays == 0
 
@@ -209,6 +174,60 @@ def test_poison_spares_inputs_parameters_and_tensors_held_elsewhere(backend):
     assert torch.equal(layer.weight, weight)
     assert held.tolist() == [7.0, 7.0]
     assert output[3].tolist() == [[1.0, 1.0]]
+
+
+class Snapshot(FakeCuda):
+    def __init__(self, segments):
+        super().__init__()
+        self.segments = segments
+
+    def memory_snapshot(self):
+        return self.segments
+
+
+def owned(outputs, **segment):
+    base = outputs[0].untyped_storage()
+    found = {"address": base.data_ptr(), "total_size": base.nbytes(), "segment_pool_id": (0, 1), **segment}
+    return own_outputs(Gpu(Snapshot([found]), 0, "cpu"), (0, 1), outputs)
+
+
+def test_an_allocator_that_names_no_pool_owns_nothing():
+    assert owned([torch.ones(4)], segment_pool_id=()) == []
+    without = own_outputs(Gpu(Snapshot([{"address": 0, "total_size": 2**62}]), 0, "cpu"), (0, 1), [torch.ones(4)])
+    assert without == []
+
+
+def test_memory_of_another_pool_is_not_owned():
+    assert owned([torch.ones(4)], segment_pool_id=(0, 2)) == []
+
+
+def test_the_same_output_twice_is_owned_once_and_views_of_it_each():
+    tensor = torch.ones(4)
+    assert [each.shape for each in owned([tensor, tensor, tensor[:2], tensor[4:]])] == [(4,), (2,)]
+
+
+def test_an_output_right_behind_the_segment_is_not_owned():
+    tensor = torch.ones(4)
+    assert owned([tensor, tensor[2:]], total_size=8) == [tensor]
+
+
+def test_an_output_without_memory_of_its_own_is_not_owned_and_breaks_nothing():
+    tensor = torch.ones(4)
+    assert owned([tensor, tensor.to_sparse()]) == [tensor]
+
+
+def test_an_expanded_output_is_poisoned_and_brought_back(backend):
+    graph = capture(backend, lambda x: (x + 1).expand(3, 2), torch.ones(2))
+    output = graph.replay()
+    graph.poison()
+    assert output.isnan().all()
+    assert graph.replay().tolist() == [[2.0, 2.0]] * 3
+
+
+def test_an_output_without_a_tensor_is_refused_before_anything_is_captured(backend, cuda):
+    with pytest.raises(InputError, match="holds no tensor that a replay could renew"):
+        capture(backend, lambda x: None, torch.ones(2))
+    assert "capture_begin" not in cuda.names()
 
 
 def test_the_receipt_tells_size_and_time_but_no_kernels_where_nothing_can_count_them(backend):
@@ -277,13 +296,18 @@ def test_the_heap_is_frozen_during_the_capture_only(backend, monkeypatch):
     assert order == ["model"] * 3 + ["collect", "freeze", "model", "unfreeze"]
 
 
-def test_a_heap_someone_else_froze_stays_frozen(backend, monkeypatch):
+@pytest.mark.parametrize("is_enabled", [True, False])
+def test_a_heap_someone_else_froze_stays_frozen_and_the_collector_as_it_was(backend, monkeypatch, is_enabled):
     monkeypatch.setattr(gc, "get_freeze_count", lambda: 12)
     monkeypatch.setattr(gc, "unfreeze", lambda: pytest.fail("that was not ours to unfreeze"))
     enabled = []
-    capture(backend, lambda x: (enabled.append(gc.isenabled()), x + 1)[1], torch.ones(2))
-    assert enabled == [True, True, True, False]
-    assert gc.isenabled()
+    (gc.enable if is_enabled else gc.disable)()
+    try:
+        capture(backend, lambda x: (enabled.append(gc.isenabled()), x + 1)[1], torch.ones(2))
+        assert enabled == [*[is_enabled] * 3, False]
+        assert gc.isenabled() is is_enabled
+    finally:
+        gc.enable()
 
 
 def test_autocast_does_not_cache_weights_in_warm_up_or_capture(backend):

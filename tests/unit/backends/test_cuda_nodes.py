@@ -1,13 +1,23 @@
 """Counting the nodes of a kept graph through NVIDIA's bindings, which are faked here."""
 
-from types import SimpleNamespace
+import importlib
+import sys
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
 from tests.fake_cuda import FakeCuda
 
 from pytest_cudagraph.backends.cuda import CudaBackend
-from pytest_cudagraph.backends.cuda.nodes import Bindings, load_bindings, short_kernel_name
+from pytest_cudagraph.backends.cuda.nodes import (
+    NO_COUNTER,
+    NOT_KEPT,
+    Bindings,
+    NodeCount,
+    count_nodes,
+    load_bindings,
+    short_kernel_name,
+)
 
 ADD = "_ZN2at6native29vectorized_elementwise_kernelILi4ENS0_15CUDAFunctor_addIfEESt5arrayIPcLm3EEEEviT0_T1_"
 MUL = (
@@ -91,9 +101,10 @@ def test_a_kernel_whose_name_is_not_told_is_still_counted(driver):
     assert receipt(Runtime(nodes), Driver(nodes, **driver)).kernel_names == {"kernel": 1}
 
 
-def test_nothing_is_counted_when_the_driver_does_not_list_the_nodes():
+def test_nothing_is_counted_when_the_driver_does_not_list_the_nodes_and_the_receipt_says_why():
     found = receipt(Runtime([(0, ADD)], error=1), Driver([]))
     assert (found.operations, found.kernels, found.kernel_names) == (None, None, {})
+    assert found.not_counted.startswith("the driver does not list the nodes of this graph")
 
 
 def test_bindings_of_another_version_cost_the_count_and_not_the_capture():
@@ -154,11 +165,6 @@ def test_kernels_inside_of_a_child_graph_are_counted_or_nothing_is(error, nodes,
     assert bool(found.not_counted) is bool(error)
 
 
-def test_a_receipt_without_a_count_says_why():
-    found = receipt(Runtime([(0, ADD)], error=1), Driver([]))
-    assert found.not_counted.startswith("the driver does not list the nodes of this graph")
-
-
 @pytest.mark.parametrize(("kern", "name"), [(5, "vectorized_elementwise_kernel<CUDAFunctor_add>"), (0, "kernel")])
 def test_a_kernel_node_without_a_function_is_named_by_its_kernel(kern, name):
     class ByKernel(Driver):
@@ -170,3 +176,62 @@ def test_a_kernel_node_without_a_function_is_named_by_its_kernel(kern, name):
 
     nodes = [(0, ADD)]
     assert receipt(Runtime(nodes), ByKernel(nodes)).kernel_names == {name: 1}
+
+
+class SilentRuntime:
+    cudaGraphNodeType = KINDS
+
+    def __init__(self, total, errors=(0, 0), type_error=0):
+        self.total, self.errors, self.type_error = total, list(errors), type_error
+
+    def cudaGraphGetNodes(self, raw, numNodes=0):
+        return self.errors.pop(0), list(range(numNodes)), self.total
+
+    def cudaGraphNodeGetType(self, node):
+        return self.type_error, 1
+
+
+class Raw:
+    def raw_cuda_graph(self):
+        return 1
+
+
+def test_a_graph_without_nodes_counts_none():
+    found = count_nodes(Raw(), Bindings(SilentRuntime(0), None))
+    assert (found.nodes, found.kernels, found.why) == (0, 0, "")
+
+
+@pytest.mark.parametrize("errors", [(1, 0), (0, 1)])
+def test_a_driver_that_fails_at_either_question_leaves_the_count_open_and_says_why(errors):
+    found = count_nodes(Raw(), Bindings(SilentRuntime(2, errors), None))
+    assert (found.nodes, found.kernels) == (None, None)
+    assert found.why == "the driver does not list the nodes of this graph (RuntimeError: cudaGraphGetNodes: 1)"
+
+
+def test_a_node_whose_kind_is_not_told_is_a_node_and_no_kernel():
+    found = count_nodes(Raw(), Bindings(SilentRuntime(2, type_error=1), None))
+    assert (found.nodes, found.kernels) == (2, 0)
+
+
+def test_nothing_is_counted_without_bindings_or_of_a_torch_that_shows_no_nodes():
+    assert count_nodes(Raw(), None) == NodeCount(why=NO_COUNTER)
+    assert count_nodes(object(), Bindings(None, None)) == NodeCount(why=NOT_KEPT)
+
+
+def test_bindings_are_those_of_nvidias_package(monkeypatch):
+    package = ModuleType("cuda")
+    package.__path__ = []
+    monkeypatch.setitem(sys.modules, "cuda", package)
+    monkeypatch.setitem(sys.modules, "cuda.bindings", package)
+    for name in ("runtime", "driver"):
+        monkeypatch.setitem(sys.modules, f"cuda.bindings.{name}", ModuleType(name))
+    sys.modules["cuda.bindings.runtime"].cudaGraphGetNodes = lambda graph, numNodes: (0, [], 0)
+    assert load_bindings().nodes(1) == []
+
+
+def test_bindings_whose_driver_library_is_missing_are_none(monkeypatch):
+    def import_module(name):
+        raise RuntimeError("libcuda.so.1: cannot open shared object file")
+
+    monkeypatch.setattr(importlib, "import_module", import_module)
+    assert load_bindings() is None

@@ -4,7 +4,8 @@ import threading
 
 import pytest
 import torch
-from tests.fake_cuda import REFUSED, FakeCuda, FakeStream
+from tests.fake_cuda import REFUSED, FakeCuda, FakeStream, adds_one, reads_a_scalar
+from tests.fake_cuda import capture as capture_in
 
 from pytest_cudagraph.backends.cuda import CudaBackend
 from pytest_cudagraph.backends.cuda.gpu import Gpu
@@ -16,12 +17,8 @@ pytestmark = pytest.mark.usefixtures("no_collections")
 NO_STATISTICS = "CUDAPluggableAllocator does not yet support getDeviceStats."
 
 
-def adds_one(x):
-    return x + 1
-
-
-def capture_with(cuda, model=adds_one):
-    return CudaBackend(cuda=cuda, device="cpu").pool().capture(model, (torch.ones(2),), {}, batch_size=2)
+def capture_with(cuda):
+    return capture_in(CudaBackend(cuda=cuda, device="cpu").pool(), adds_one)
 
 
 # Other allocators, which raise where torch's own tells
@@ -128,9 +125,9 @@ def test_everything_is_asked_of_the_backends_own_gpu_whichever_is_current():
     cuda = FakeCuda(allocator="cudaMallocAsync")
     backend = CudaBackend(1, cuda=cuda, device="cpu")
     with backend.pool() as pool:
-        graph = pool.capture(adds_one, (torch.ones(2),), {}, batch_size=2)
+        graph = capture_in(pool, adds_one)
         with pytest.raises(CaptureRefusal):
-            pool.capture(lambda x: x * x.sum().item(), (torch.ones(2),), {}, batch_size=2)
+            capture_in(pool, reads_a_scalar)
         graph.replay()
     backend.event_timer().time_ns(lambda: None)
     backend.order_after(None)
@@ -184,7 +181,7 @@ def test_from_its_first_warm_up_to_its_last_wait_a_capture_holds_off_every_other
 
 def test_a_capture_that_is_refused_lets_the_others_go_on(capture, hold):
     with pytest.raises(CaptureRefusal):
-        capture(lambda x: x * x.sum().item())
+        capture(reads_a_scalar)
     assert hold.depth == 0
 
 

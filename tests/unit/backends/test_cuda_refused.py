@@ -3,13 +3,14 @@
 import gc
 import sys
 import weakref
+from types import SimpleNamespace
 
 import pytest
 import torch
-from tests.fake_cuda import ECHO, REFUSED, UNDERWAY, FakeCuda
+from tests.fake_cuda import ECHO, REFUSED, UNDERWAY, FakeCuda, adds_one, capture, reads_a_scalar
 
 from pytest_cudagraph.backends.cuda import CudaBackend
-from pytest_cudagraph.backends.cuda.refusals import refusal_of, text_of
+from pytest_cudagraph.backends.cuda.refusals import diagnose, refusal_of, text_of
 from pytest_cudagraph.errors import CaptureRefusal, InputError
 
 collect = gc.collect  # before the fixture replaces it
@@ -17,34 +18,22 @@ collect = gc.collect  # before the fixture replaces it
 pytestmark = pytest.mark.usefixtures("no_collections")
 
 
-def fine(x):
-    return x + 1
-
-
-def reads_a_scalar(x):
-    return x * x.sum().item()
-
-
-def capture(pool, model, *args):
-    return pool.capture(model, args, {}, batch_size=2)
-
-
 def assert_fit(cuda, pool):
     """The process is as if no capture had failed."""
     assert (cuda.underway, cuda.generator_is_capturing, cuda.capturing) == ([], False, None)
     assert cuda.stream_now.name == "caller"
     assert gc.get_freeze_count() == 0
-    assert capture(pool, fine, torch.ones(2))(torch.zeros(2)).tolist() == [1.0, 1.0]
+    assert capture(pool, adds_one)(torch.zeros(2)).tolist() == [1.0, 1.0]
 
 
 def test_a_refused_capture_names_hazard_operation_and_the_users_line(cuda, pool):
     with pytest.raises(CaptureRefusal) as raised:
-        capture(pool, reads_a_scalar, torch.ones(2))
+        capture(pool, reads_a_scalar)
     refusal = raised.value
     assert refusal.text == "operation not permitted when stream is capturing"
     assert refusal.hazard == "host-sync"
     assert refusal.operation.startswith("aten.")
-    assert refusal.site.file == __file__
+    assert refusal.site.file == reads_a_scalar.__code__.co_filename
     assert refusal.site.line == reads_a_scalar.__code__.co_firstlineno + 1
     assert isinstance(refusal.__cause__, RuntimeError)
     assert str(refusal.__cause__) == REFUSED
@@ -52,15 +41,15 @@ def test_a_refused_capture_names_hazard_operation_and_the_users_line(cuda, pool)
 
 def test_after_a_refused_capture_the_next_one_succeeds(cuda, pool):
     with pytest.raises(CaptureRefusal):
-        capture(pool, reads_a_scalar, torch.ones(2))
+        capture(pool, reads_a_scalar)
     assert_fit(cuda, pool)
 
 
 def test_after_a_refused_capture_earlier_graphs_of_the_pool_still_replay_and_keep_their_memory(cuda, pool):
-    graph = capture(pool, fine, torch.ones(2))
+    graph = capture(pool, adds_one)
     handle = cuda.graphs[0].handle
     with pytest.raises(CaptureRefusal):
-        capture(pool, reads_a_scalar, torch.ones(2))
+        capture(pool, reads_a_scalar)
     assert graph(torch.zeros(2)).tolist() == [1.0, 1.0]
     assert_fit(cuda, pool)
     # The refused capture's handle may still count as being captured into: a later graph has one of its own.
@@ -70,7 +59,7 @@ def test_after_a_refused_capture_earlier_graphs_of_the_pool_still_replay_and_kee
 
 def test_the_clean_up_ends_the_allocation_gives_back_the_share_and_rehearses(cuda, pool):
     with pytest.raises(CaptureRefusal):
-        capture(pool, reads_a_scalar, torch.ones(2))
+        capture(pool, reads_a_scalar)
     end = len(cuda.calls) - cuda.calls[::-1].index("end_allocation") - 1
     assert cuda.names()[end:] == [
         *("end_allocation", "reset", "release_pool", "synchronize", "synchronize"),
@@ -83,9 +72,9 @@ def test_without_the_clean_up_the_next_capture_would_fail(cuda, pool, monkeypatc
     # Shows that the fake breaks as torch does, and hence that the tests above prove something.
     monkeypatch.setattr("pytest_cudagraph.backends.cuda.recording.recover", lambda *args, **kwargs: None)
     with pytest.raises(CaptureRefusal):
-        capture(pool, reads_a_scalar, torch.ones(2))
+        capture(pool, reads_a_scalar)
     with pytest.raises(RuntimeError, match="captures_underway"):
-        capture(pool, fine, torch.ones(2))
+        capture(pool, adds_one)
 
 
 def test_an_error_of_the_models_own_leaves_nothing_to_recover(cuda, pool):
@@ -95,7 +84,7 @@ def test_an_error_of_the_models_own_leaves_nothing_to_recover(cuda, pool):
         return x + 1
 
     with pytest.raises(CaptureRefusal) as raised:
-        capture(pool, model, torch.ones(2))
+        capture(pool, model)
     assert raised.value.text == "ValueError: only while capturing"
     assert raised.value.hazard == "unknown-op"
     assert raised.value.site.line == model.__code__.co_firstlineno + 2
@@ -103,34 +92,52 @@ def test_an_error_of_the_models_own_leaves_nothing_to_recover(cuda, pool):
     assert_fit(cuda, pool)
 
 
-def test_a_refusal_that_the_model_swallowed_is_found_at_the_end_of_the_capture(cuda, pool):
-    def model(x):
-        try:
-            return x * x.sum().item()
-        except RuntimeError:
-            return x
+def swallows_the_refusal(x):
+    try:
+        return x * x.sum().item()
+    except RuntimeError:
+        return x
 
+
+def raises_an_echo(x):
+    try:
+        return x * x.sum().item()
+    except RuntimeError:
+        raise RuntimeError(ECHO) from None
+
+
+@pytest.mark.parametrize("model", [swallows_the_refusal, raises_an_echo])
+def test_a_refusal_that_the_model_swallowed_or_echoed_is_named_by_the_operation_refused_first(cuda, pool, model):
     with pytest.raises(CaptureRefusal) as raised:
-        capture(pool, model, torch.ones(2))
+        capture(pool, model)
     assert raised.value.text == "operation failed due to a previous error during capture"
     assert raised.value.hazard == "host-sync"
     assert raised.value.site.line == model.__code__.co_firstlineno + 2
     assert_fit(cuda, pool)
 
 
-def test_an_echo_points_at_the_operation_refused_first(cuda, pool):
+def test_a_diagnosis_in_which_the_model_raises_still_names_what_came_first():
+    def call():
+        torch.ones(2).sum().item()
+        raise KeyError("later")
+
+    found = diagnose(call, lambda: 0)
+    assert found.hazard == "host-sync"
+    assert found.site.line == call.__code__.co_firstlineno + 1
+
+
+def test_a_refusal_the_catalogue_does_not_know_is_told_in_cudas_words(cuda, pool):
     def model(x):
-        try:
-            return x * x.sum().item()
-        except RuntimeError:
-            raise RuntimeError(ECHO) from None
+        if cuda.capturing:
+            cuda.is_invalidated = True
+            raise RuntimeError(REFUSED)
+        return x + 1
 
     with pytest.raises(CaptureRefusal) as raised:
-        capture(pool, model, torch.ones(2))
-    assert raised.value.text == "operation failed due to a previous error during capture"
-    assert raised.value.hazard == "host-sync"
-    assert raised.value.site.line == model.__code__.co_firstlineno + 2
-    assert_fit(cuda, pool)
+        capture(pool, model)
+    assert raised.value.text == "operation not permitted when stream is capturing"
+    assert (raised.value.operation, raised.value.hazard) == ("", "host-sync")
+    assert raised.value.site.line == model.__code__.co_firstlineno + 3
 
 
 def test_an_error_in_warm_up_is_the_models_own(cuda, pool):
@@ -138,7 +145,7 @@ def test_an_error_in_warm_up_is_the_models_own(cuda, pool):
         raise ValueError("broken")
 
     with pytest.raises(ValueError, match="broken"):
-        capture(pool, model, torch.ones(2))
+        capture(pool, model)
     assert "capture_begin" not in cuda.names()
     assert_fit(cuda, pool)
 
@@ -151,7 +158,7 @@ def test_an_interrupt_comes_through_and_leaves_the_process_fit(cuda, pool):
         return x + 1
 
     with pytest.raises(KeyboardInterrupt):
-        capture(pool, model, torch.ones(2))
+        capture(pool, model)
     assert_fit(cuda, pool)
 
 
@@ -162,18 +169,18 @@ def test_an_error_of_this_package_comes_through_as_it_is(cuda, pool):
         return x + 1
 
     with pytest.raises(InputError, match=r"^said by a graph inside the model$"):
-        capture(pool, model, torch.ones(2))
+        capture(pool, model)
     assert_fit(cuda, pool)
 
 
 @pytest.mark.parametrize("call", ["synchronize", "empty_cache", "capture_begin", "capture_end"])
 def test_whichever_call_fails_the_next_capture_succeeds(cuda, pool, call):
-    capture(pool, fine, torch.ones(2))
+    capture(pool, adds_one)
     # The second capture's own calls: warm-up synchronises once before, and the memory reading empties once.
     skipped = {"synchronize": 1, "empty_cache": 1}.get(call, 0)
     cuda.failures[call] = [*[None] * skipped, RuntimeError("CUDA error: something else")]
     with pytest.raises(CaptureRefusal, match=r"^something else"):
-        capture(pool, fine, torch.ones(2))
+        capture(pool, adds_one)
     assert_fit(cuda, pool)
 
 
@@ -181,34 +188,67 @@ def test_a_graph_that_cannot_be_instantiated_is_refused_and_released():
     cuda = FakeCuda(keeps_graphs=True, failures={"instantiate": [RuntimeError("CUDA out of memory. Tried")]})
     with CudaBackend(cuda=cuda, device="cpu", node_source=object()).pool() as pool:
         with pytest.raises(CaptureRefusal, match=r"^CUDA out of memory\. Tried"):
-            capture(pool, fine, torch.ones(2))
+            capture(pool, adds_one)
         assert (cuda.graphs, set(cuda.shares.values())) == ([], {0})
 
 
 def test_a_process_that_cannot_be_recovered_says_so_at_the_next_capture(cuda, pool):
     cuda.failures["end_allocation"] = [RuntimeError("no such binding")]
     with pytest.raises(CaptureRefusal, match=r"^operation not permitted"):
-        capture(pool, reads_a_scalar, torch.ones(2))
+        capture(pool, reads_a_scalar)
     with pytest.raises(CaptureRefusal) as raised:
-        capture(pool, fine, torch.ones(2))
+        capture(pool, adds_one)
     assert raised.value.text == (
         f"an earlier capture was refused and left this process unable to capture ({UNDERWAY}); "
         "run this test in a process of its own"
     )
 
 
+@pytest.mark.parametrize("name", ["_cuda_endAllocateToPool", "_cuda_endAllocateCurrentStreamToPool"])
+def test_the_allocators_binding_is_found_under_either_name_also_where_torch_cuda_does_not_import_it(
+    cuda, pool, monkeypatch, name
+):
+    monkeypatch.setattr(cuda, "memory", SimpleNamespace())
+    monkeypatch.setattr(torch._C, name, cuda._end_allocation, raising=False)
+    other = "_cuda_endAllocateToPool" if name.endswith("StreamToPool") else "_cuda_endAllocateCurrentStreamToPool"
+    monkeypatch.delattr(torch._C, other, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_releasePool", cuda._release_pool, raising=False)
+    with pytest.raises(CaptureRefusal):
+        capture(pool, reads_a_scalar)
+    assert cuda.underway == []
+    assert capture(pool, adds_one).replay().tolist() == [2.0, 2.0]
+
+
+def test_a_torch_without_the_binding_says_that_it_cannot_capture_any_more(cuda, pool, monkeypatch):
+    monkeypatch.setattr(cuda, "memory", SimpleNamespace())
+    for name in ("_cuda_endAllocateToPool", "_cuda_endAllocateCurrentStreamToPool", "_cuda_releasePool"):
+        monkeypatch.delattr(torch._C, name, raising=False)
+    with pytest.raises(CaptureRefusal, match=r"^operation not permitted"):
+        capture(pool, reads_a_scalar)
+    with pytest.raises(CaptureRefusal, match="left this process unable to capture"):
+        capture(pool, adds_one)
+
+
+def test_a_share_in_a_pool_that_others_use_is_not_given_back_when_the_allocation_could_not_be_ended(cuda, pool):
+    capture(pool, adds_one)
+    cuda.failures["end_allocation"] = [RuntimeError("not recording")]
+    with pytest.raises(CaptureRefusal):
+        capture(pool, reads_a_scalar)
+    assert "release_pool" not in cuda.names()
+
+
 def test_a_graph_whose_capture_never_ended_lives_on(cuda, pool):
     made, new_graph = [], cuda.CUDAGraph
     cuda.CUDAGraph = lambda: (made.append(weakref.ref(graph := new_graph())), graph)[1]
     with pytest.raises(CaptureRefusal):
-        capture(pool, reads_a_scalar, torch.ones(2))
+        capture(pool, reads_a_scalar)
     collect()
     assert [graph() is not None for graph in made] == [True, False]
 
 
 def test_autocast_caches_again_after_a_refused_capture(pool):
     with pytest.raises(CaptureRefusal):
-        capture(pool, reads_a_scalar, torch.ones(2))
+        capture(pool, reads_a_scalar)
     assert torch.is_autocast_cache_enabled()
 
 

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 import torch
-from tests.fake_cuda import FakeCuda, FakeStream
+from tests.fake_cuda import FakeCuda, FakeStream, adds_one, capture, reads_a_scalar
 
 from pytest_cudagraph.backends.cuda import CudaBackend, gpu
 from pytest_cudagraph.errors import CaptureRefusal
@@ -12,18 +12,6 @@ from pytest_cudagraph.errors import CaptureRefusal
 pytestmark = pytest.mark.usefixtures("no_collections")
 
 VERSIONS = [(2, 6), (2, 10), (2, 13), (2, 14)]
-
-
-def reads_a_scalar(x):
-    return x * x.sum().item()
-
-
-def adds_one(x):
-    return x + 1
-
-
-def capture(pool, model):
-    return pool.capture(model, (torch.ones(2),), {}, batch_size=2)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -75,13 +63,8 @@ def test_workspaces_are_taken_from_the_graphs_pool_and_forgotten_after_the_captu
     names = [name for name in cuda.names() if name in kept]
     # the wait after the warm-up, the one of torch.cuda.graph, the one that shows errors of the capture
     assert names == [
-        "synchronize",
-        "clear_workspaces",
-        "synchronize",
-        "capture_begin",
-        "capture_end",
-        "clear_workspaces",
-        "synchronize",
+        *("synchronize", "clear_workspaces", "synchronize", "capture_begin"),
+        *("capture_end", "clear_workspaces", "synchronize"),
     ]
 
 
