@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import configparser
 import os
+import pkgutil
 import re
 from pathlib import Path
 
@@ -73,3 +74,14 @@ def test_every_path_that_contributing_names_exists():
     known = (ROOT, ROOT / "src" / "pytest_cudagraph", ROOT / "tests" / "conformance" / "models")
 
     assert [path for path in named if not any((folder / path).exists() for folder in known)] == []
+
+
+def test_the_walk_names_functions_and_classes_that_exist():
+    walk = CONTRIBUTING.partition("## From the fixture")[2].partition("\n## ")[0]
+    sources = [path.read_text(encoding="utf-8") for path in (ROOT / "src").rglob("*.py")]
+    classes = {name for text in sources for name in re.findall(r"^class (\w+)", text, re.M)}
+
+    assert [name for name in re.findall(r"`([A-Z]\w+)`", walk) if name not in classes] == []
+    functions = [name for name in re.findall(r"`([a-z_]+\.[\w.]+)`", walk) if name != "config.stash"]
+    assert len(functions) >= 12
+    assert [name for name in functions if not callable(pkgutil.resolve_name(f"pytest_cudagraph.{name}"))] == []
