@@ -272,7 +272,7 @@ def test_explain_prints_the_page_of_a_hazard(said):
     code, out, err = said("explain", "baked-scalar")
 
     assert (code, err) == (0, "")
-    assert out.startswith("# baked-scalar\n\nSilent: a number of the host differs between equal calls;")
+    assert out.startswith("# baked-scalar\n\nSilent: a Python number differs between equal calls,")
     assert "## The fix\n" in out
 
 

@@ -24,7 +24,7 @@ class Judge(TorchDispatchMode):
 
     def __init__(self):
         super().__init__()
-        self.refused, self.remarked, self.numbers = [], [], []
+        self.refused, self.noted, self.numbers = [], [], []
 
     @classmethod
     def ignore_compile_internals(cls):
@@ -34,10 +34,9 @@ class Judge(TorchDispatchMode):
         kwargs = kwargs or {}
         if func is torch.ops.aten.lift_fresh.default:
             self.numbers.append(args[0])
-        refusal = hazards.refusal(func, args, kwargs, from_host=lambda t: any(t is n for n in self.numbers))
-        self.refused += [refusal] if refusal else []
-        remark = hazards.remark(func, args, kwargs)
-        self.remarked += [remark] if remark else []
+        found = hazards.judge(func, args, kwargs, from_host=lambda t: any(t is n for n in self.numbers))
+        self.refused += [found] if found and found.level == "error" else []
+        self.noted += [found] if found and found.level == "note" else []
         return func(*args, **kwargs)
 
 
@@ -177,11 +176,8 @@ def test_a_byte_mask_counts_as_a_mask():
     assert (refusal.id, refusal.operation) == ("dynamic-shape", "aten.index")
 
 
-@pytest.mark.parametrize(
-    "call", [lambda: hazards.refusal(torch.ops.aten.index_put_.default, (X, [MASK], ZERO_DIM), {})], ids=["index_put_"]
-)
-def test_without_knowing_where_a_zero_dim_value_comes_from_it_counts_as_a_number(call):
-    assert call() is None
+def test_without_knowing_where_a_zero_dim_value_comes_from_it_counts_as_a_number():
+    assert hazards.refusal(torch.ops.aten.index_put_.default, (X, [MASK], ZERO_DIM), {}) is None
 
 
 def test_several_masks_or_accumulation_are_no_fill():
@@ -193,7 +189,7 @@ def test_several_masks_or_accumulation_are_no_fill():
 
 def test_a_refusal_speaks_cudas_words():
     (refusal,) = judged(lambda: ZERO_DIM.item(), whole=True).refused
-    assert refusal == hazards.Refusal(
+    assert refusal == hazards.RawFinding(
         id="host-sync", text="operation not permitted when stream is capturing", operation="aten.item", level="error"
     )
 
@@ -210,10 +206,10 @@ def test_host_data_is_refused_in_pytorchs_words():
     )
 
 
-def test_a_number_made_into_a_tensor_is_a_remark_and_no_refusal():
+def test_a_number_made_into_a_tensor_is_a_note_and_no_refusal():
     judge = judged(lambda: X * torch.tensor(2.0), whole=True)
     assert judge.refused == []
-    assert [(r.id, r.level) for r in judge.remarked] == [("host-data", "note")]
+    assert [(r.id, r.level) for r in judge.noted] == [("host-data", "note")]
 
 
 def test_a_pinned_allocation_is_refused():
@@ -251,10 +247,10 @@ def custom_ops():
     library._destroy()
 
 
-def test_a_custom_operator_is_a_remark_unless_its_tags_say_more(custom_ops):
+def test_a_custom_operator_is_a_note_unless_its_tags_say_more(custom_ops):
     plain = custom_ops.plain.default
     assert hazards.refusal(plain, (X,), {}) is None
-    assert hazards.remark(plain, (X,), {}) == hazards.Refusal(
+    assert hazards.judge(plain, (X,), {}) == hazards.RawFinding(
         id="unknown-op", text="a custom operator", operation="cudagraph_hazards.plain", level="note"
     )
     assert hazards.refusal(custom_ops.sized.default, (X,), {}).id == "dynamic-shape"
@@ -269,8 +265,8 @@ def test_an_operator_that_calls_itself_unsafe_is_refused():
     library._destroy()
 
 
-def test_something_without_a_schema_is_a_remark():
-    found = hazards.remark(torch.ops.higher_order.cond, (X,), {})
+def test_something_without_a_schema_is_a_note():
+    found = hazards.judge(torch.ops.higher_order.cond, (X,), {})
     assert (found.id, found.text, found.operation) == ("unknown-op", "a higher-order operator", "cond")
 
 
@@ -299,7 +295,7 @@ def test_the_texts_of_the_catalogue_are_reviewed(golden):
     golden("hazard-catalogue.txt", "\n".join(texts))
 
 
-def test_one_answer_tells_refusals_and_remarks():
+def test_a_refusal_has_level_error_and_a_legal_hazard_level_note():
     assert hazards.judge(torch.ops.aten.item.default, (X,), {}).level == "error"
     assert hazards.judge(torch.ops.aten.lift_fresh.default, (ZERO_DIM,), {}).level == "note"
     assert hazards.judge(torch.ops.aten.relu.default, (X,), {}) is None

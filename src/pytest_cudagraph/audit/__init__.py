@@ -1,4 +1,4 @@
-"""Audit the eager model: what would refuse a capture, and what would make a replay wrong without a word."""
+"""Audit the eager model: find what prevents a capture, and what makes a replay wrong without an error."""
 
 from pytest_cudagraph.audit.eager_audit import Audit, audit
 

@@ -1,7 +1,7 @@
-"""Audit the eager model: what would refuse a capture, and what would make a replay wrong without a word.
+"""Audit the eager model: find what makes CUDA refuse a capture, and what makes a replay wrong without an error.
 
-Not seen are streams, other threads, memory pools, and the inside of compiled code and of custom operators, but for what
-those read in Python; on a CPU neither are copies between devices, save where the source names the host.
+The audit does not see streams, other threads, memory pools, compiled code, or the inside of custom operators except for
+their reads in Python. On a CPU it sees copies between devices only where the source names the host.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import torch
 from torch import nn
 
 from pytest_cudagraph import state
-from pytest_cudagraph.audit.findings import findings_of, is_explained
-from pytest_cudagraph.audit.probes import ProbeResults, run_probes
+from pytest_cudagraph.audit.findings import findings_of
+from pytest_cudagraph.audit.probes import run_probes
+from pytest_cudagraph.audit.trace import ProbeResults
 from pytest_cudagraph.inputs import Example
 from pytest_cudagraph.protocols import Backend, Model
 from pytest_cudagraph.sources.syntax import gpu_branches
@@ -24,7 +25,7 @@ from pytest_cudagraph.values import Finding
 
 
 def training_note(model: Model, findings: Iterable[Finding]) -> str:
-    """What training mode does in this model, in words; empty where nothing is in it, or it makes no difference seen."""
+    """The effect of training mode in this model, in words. Empty if training mode has no effect."""
     modules = [each for outer in state.modules_of(model) for each in outer.modules() if each.training]
     effects = list(dict.fromkeys(effect for module in modules for effect in _effects(module)))
     if modules and not effects and any(finding.id == "rng" for finding in findings):
@@ -32,7 +33,7 @@ def training_note(model: Model, findings: Iterable[Finding]) -> str:
     if not effects:
         return ""
     count = plural(len(modules), "module")
-    return f"the model is in training mode ({count}): {', '.join(effects)}; call .eval() if that is not meant"
+    return f"the model is in training mode ({count}): {', '.join(effects)}; if you do not want this, call .eval()"
 
 
 def _effects(module: nn.Module) -> list[str]:
@@ -46,31 +47,31 @@ def _effects(module: nn.Module) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Audit:
-    """The findings in an eager model, errors first, and what could not be looked into."""
+    """The findings in an eager model, errors first, and the parts that the audit cannot judge."""
 
     findings: tuple[Finding, ...] = ()
     not_judged: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    """What is legal, and seldom meant."""
+    """What is legal but rarely intended."""
 
     @property
     def errors(self) -> tuple[Finding, ...]:
-        """What refuses the capture or makes the replay wrong."""
+        """The findings that prevent a capture or make a replay wrong."""
         return tuple(finding for finding in self.findings if finding.level == "error")
 
 
 def audit(model: Model, example: Example, backend: Backend, another: Example | None = None) -> Audit:
     """Call the eager model a dozen times and report its hazards by the ids of the catalogue.
 
-    ``another`` is an example of another batch size, whose call is held against the rules too. The model, its inputs and
-    all random generators are left bit-equal. Compiled and scripted models are not audited: what runs inside them is
-    not the code that was written. What the model itself raises is not caught.
+    ``another`` is an example of another batch size. The rules judge its call too. The model, its inputs and all random
+    generators stay bit-equal. The audit skips compiled and scripted models, because they do not run the written code.
+    Exceptions of the model's first call propagate.
     """
     sealed = sorted(set(_sealed_parts(model)))
     if sealed:
         not_judged = tuple(f"{part}; audit the eager module it was made from" for part in sealed)
         return Audit(not_judged=not_judged, notes=_notes(model, ()))
-    seen = run_probes(model, example, backend, another, is_explained)
+    seen = run_probes(model, example, backend, another)
     findings = findings_of(seen)
     not_judged = (*seen.not_judged, *_unseen(seen))
     return Audit(findings=findings, not_judged=not_judged, notes=_notes(model, findings))
@@ -93,7 +94,7 @@ def _sealed_parts(model: Model) -> Iterator[str]:
 def _seal(part: Any) -> str:
     if isinstance(part, torch.jit.ScriptModule | torch.jit.ScriptFunction):
         return "scripted"
-    # torch.compile marks what it makes; importing torch._dynamo only to ask for its classes takes a second.
+    # Look for the marks of torch.compile, because to import torch._dynamo for its classes takes a second.
     marks = ("_torchdynamo_orig_callable", "_orig_mod")
     forward = getattr(part, "forward", None)
     is_compiled = any(hasattr(part, mark) for mark in marks) or hasattr(forward, marks[0])

@@ -1,207 +1,149 @@
-"""From what the calls showed to findings: one per hazard and line, errors first, the cause before its effects."""
+"""Make findings from the results of the calls: one per hazard and line, errors first."""
 
 from __future__ import annotations
 
 import linecache
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from pytest_cudagraph.audit.probes import ProbeResults
-from pytest_cudagraph.audit.trace import TORCHS, Trace, TraceDifference, TracedOperation, differences
-from pytest_cudagraph.hazards import CATALOGUE
-from pytest_cudagraph.values import Finding, Level, Site
+from pytest_cudagraph.audit.rule_checks import NUMBER_TAKERS
+from pytest_cudagraph.audit.trace import TORCHS, ProbeResults, Trace, differences
+from pytest_cudagraph.hazards import CATALOGUE, RawFinding
+from pytest_cudagraph.values import Finding, Site
 
-_NUMBER_TAKERS = ("aten.index_put_", "aten.masked_fill", "aten.fill_")
 _LOUD_CAUSES = frozenset({"host-sync", "dynamic-shape", "host-data"})
 
 _DRAWN = "draws from the default generator, as replays do"
-_DRAWS_FIX = "none needed; if no random numbers are meant: eval()"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RawFinding:
-    """One sign of a hazard, before signs of the same hazard at the same line become one finding."""
-
-    id: str
-    level: Level
-    evidence: str
-    site: Site | None
-    called_from: Site | None = None
-    is_legal: bool = False
-    """Whether it is drawing as replays draw too: the same subject, and no hazard."""
+_DRAWS_FIX = "none needed. If you want no random numbers, call eval()"
 
 
 def findings_of(seen: ProbeResults) -> tuple[Finding, ...]:
-    """Every finding of a rehearsal."""
-    repeated = [_difference_sign(difference, "two calls on the same inputs") for difference in seen.repeated]
-    signs = [*_refused(seen), *_beside(seen), *_sighted(seen), *repeated, *_on_other_inputs(seen)]
-    signs += _rebound(seen, signs)
-    signs += [] if repeated else _at_first_call(seen)
-    signs += _written_by_the_host(seen)
-    signs += _notes(seen, signs)
-    return _folded(signs)
+    """Every finding of an audit."""
+    repeated = [found.seen_in("two calls on the same inputs") for found in seen.repeated]
+    raw = [*seen.refused, *_beside(seen), *seen.host_calls, *repeated, *_on_other_inputs(seen)]
+    raw += _rebound(seen, raw)
+    raw += [] if repeated else _at_first_call(seen)
+    raw += _written_by_the_host(seen)
+    raw += _notes(seen, raw)
+    return _folded(raw)
 
 
 def is_explained(seen: ProbeResults) -> bool:
-    """Whether what calls on other inputs would show has its cause among what is known already.
+    """Whether the findings so far explain what calls on other inputs would show.
 
-    What depends on the inputs' values was read by the host: where the read is known it is the finding.
+    A call depends on the values of its inputs only if the host reads them. A known read is the finding.
     """
-    loud = (*_refused(seen), *_sighted(seen))
-    return bool(seen.repeated) or any(sign.level == "error" and sign.id in _LOUD_CAUSES for sign in loud)
+    loud = (*seen.refused, *seen.host_calls)
+    return bool(seen.repeated) or any(raw.level == "error" and raw.id in _LOUD_CAUSES for raw in loud)
 
 
-def _refused(seen: ProbeResults) -> Iterator[RawFinding]:
-    whole = _refusals(seen.first)
-    # The CPU checks the range of one_hot's input by reading it, CUDA does not: with a number of classes the whole
-    # form is legal, and reads of its parts at that line say nothing.
-    legal = {op.site for op in seen.first.operations if op.name.startswith("aten.one_hot") and op.refused is None}
-    # Both forms of one operation are one sign: the parts count only where the whole said nothing.
-    told = {(sign.id, sign.level, sign.site) for sign in whole}
-    yield from whole
-    for sign in _refusals(seen.parts):
-        is_range_check = sign.site in legal and "_local_scalar_dense" in sign.evidence
-        if not is_range_check and (sign.id, sign.level, sign.site) not in told:
-            yield sign
+def refused_in(first: Trace, parts: Trace | None) -> tuple[RawFinding, ...]:
+    """What the rules say of a call with whole composite operations, and of one with their parts."""
+    whole = _refusals(first)
+    # On a CPU one_hot reads its input to check the range of the classes, on CUDA it does not. If the rules allow the
+    # whole operation, reads of its parts at that line are legal.
+    legal = {op.site for op in first.operations if op.name.startswith("aten.one_hot") and op.refused is None}
+    known = {(raw.id, raw.level, raw.site) for raw in whole}
+    in_parts = [
+        raw
+        for raw in (_refusals(parts) if parts else [])
+        if (raw.id, raw.level, raw.site) not in known
+        and not (raw.site in legal and "_local_scalar_dense" in raw.operation)
+    ]
+    return (*whole, *in_parts)
 
 
-def _refusals(trace: Trace | None) -> list[RawFinding]:
-    if trace is None:
-        return []
-    takers = {op.site for op in trace.operations if op.name.startswith(_NUMBER_TAKERS)}
-    return [sign for op in trace.operations for sign in _refusal_signs(op, is_taken=op.site in takers)]
-
-
-def _refusal_signs(operation: TracedOperation, *, is_taken: bool) -> Iterator[RawFinding]:
-    """At most one. The number in ``x[mask] = 0.0`` or ``x[0] = 0.0`` is first made into a tensor: nothing to tell."""
-    refused = operation.refused
-    is_number = refused is not None and (refused.id, refused.level) == ("host-data", "note")
-    if refused is not None and not (is_number and is_taken):
-        evidence = f"{refused.operation}: {refused.text}"
-        yield RawFinding(
-            id=refused.id,
-            level=refused.level,
-            evidence=evidence,
-            site=operation.site,
-            called_from=operation.called_from,
-        )
+def _refusals(trace: Trace) -> list[RawFinding]:
+    takers = {op.site for op in trace.operations if op.name.startswith(NUMBER_TAKERS)}
+    refused = [op.refused for op in trace.operations if op.refused is not None]
+    # torch makes a tensor from the number in ``x[mask] = 0.0``. That is legal and worth no note.
+    return [raw for raw in refused if not (raw.id == "host-data" and raw.level == "note" and raw.site in takers)]
 
 
 def _beside(seen: ProbeResults) -> Iterator[RawFinding]:
-    """What is refused at another batch size, or on a GPU, and was not refused in the first call."""
-    told = {(sign.id, sign.site) for sign in _refused(seen)}
+    """What the rules refuse at another batch size, or on a GPU, but not in the first call."""
+    known = {(raw.id, raw.site) for raw in seen.refused}
     for where, trace in seen.beside.items():
-        for sign in _refusals(trace):
-            if sign.level == "error" and (sign.id, sign.site) not in told:
-                yield replace(sign, evidence=f"{where}: {sign.evidence}")
-
-
-def _sighted(seen: ProbeResults) -> Iterator[RawFinding]:
-    for sighting in seen.host_calls:
-        evidence = f"{sighting.operation}: {sighting.text}"
-        yield RawFinding(
-            id=sighting.id,
-            level=sighting.level,
-            evidence=evidence,
-            site=sighting.site,
-            called_from=sighting.called_from,
-        )
+        for raw in _refusals(trace):
+            if raw.level == "error" and (raw.id, raw.site) not in known:
+                yield raw.seen_in(where)
 
 
 def _at_first_call(seen: ProbeResults) -> list[RawFinding]:
-    # A cache filled by the first call is legal: capture follows warm-up calls and records what later calls do.
+    # The first call may fill a cache: the capture follows warm-up calls and records what later calls do.
     if seen.second is None or seen.second is seen.first:
         return []
-    signs = [_difference_sign(found, "the first call and later ones") for found in differences(seen.first, seen.second)]
-    return [replace(sign, level="note") for sign in signs]
+    found = differences(seen.first, seen.second)
+    return [replace(raw.seen_in("the first call and later ones"), level="note") for raw in found]
 
 
 def _on_other_inputs(seen: ProbeResults) -> list[RawFinding]:
     for name, other in seen.others.items():
-        # The other inputs meet the state of the first call; a cache filled by then makes the third the one to compare.
+        # These calls begin from the state of the first call. If that call filled a cache, compare with the third.
         found = differences(seen.first, other)
         if found and (seen.third is None or differences(seen.third, other)):
-            return [_difference_sign(difference, f"calls on {name} inputs") for difference in found]
+            return [raw.seen_in(f"calls on {name} inputs") for raw in found]
     return []
 
 
-def _difference_sign(difference: TraceDifference, when: str) -> RawFinding:
-    evidence = f"{when}: {difference.evidence}"
-    return RawFinding(
-        id=difference.id, level="error", evidence=evidence, site=difference.site, called_from=difference.called_from
-    )
-
-
-def _rebound(seen: ProbeResults, signs: list[RawFinding]) -> Iterator[RawFinding]:
+def _rebound(seen: ProbeResults, raw: list[RawFinding]) -> Iterator[RawFinding]:
     names = [name for name in seen.changes.rebound if name in seen.registered]
-    sited = any(sign.id == "rebinds-state" for sign in signs)
-    if names and not sited:
-        yield RawFinding(id="rebinds-state", level="error", evidence=f"{_listed(names)} at another address", site=None)
+    if names and not _has(raw, "rebinds-state"):
+        yield RawFinding(id="rebinds-state", text=f"{_listed(names)} at another address")
 
 
 def _written_by_the_host(seen: ProbeResults) -> Iterator[RawFinding]:
     trace = seen.first
     written = {outside.storage for operation in trace.operations for outside in operation.writes}
     names = [name for name in seen.changes.written if seen.storages.get(name) not in written]
-    # What is opaque may write without saying so; a replay runs it and writes too.
+    # Custom operators and tensor subclasses may write without a mark in the schema. A replay repeats such a write.
     is_opaque = bool(trace.subclasses) or any(op.refused and op.refused.id == "unknown-op" for op in trace.operations)
     if names and not is_opaque:
-        evidence = f"{_listed(names)} written by the host, by no operation: a replay does not"
-        yield RawFinding(id="mutates-state", level="error", evidence=evidence, site=None)
+        text = f"the host writes {_listed(names)} without a torch operation, and a replay does not"
+        yield RawFinding(id="mutates-state", text=text)
 
 
-def _notes(seen: ProbeResults, signs: list[RawFinding]) -> Iterator[RawFinding]:
+def _notes(seen: ProbeResults, raw: list[RawFinding]) -> Iterator[RawFinding]:
     yield from _writes(seen)
     for name, outside in seen.first.aliases:
         owner = f"{'input ' if outside.origin == 'input' else ''}{outside.name}"
-        yield RawFinding(id="output-alias", level="note", evidence=f"{name} lies in the memory of {owner}", site=None)
-    if not any(sign.id == "rng" for sign in signs):
+        yield RawFinding(id="output-alias", level="note", text=f"{name} lies in the memory of {owner}")
+    if not _has(raw, "rng"):
         yield from _draws(seen)
-        yield from _drawn_unseen(seen, signs)
-    if not any(sign.id in ("control-flow", "baked-scalar") for sign in signs):
+        yield from _hidden_draws(seen, raw)
+    if not _has(raw, "control-flow", "baked-scalar"):
         yield from _python_changes(seen)
-    yield from _foreign_reads(seen, signs)
+    yield from _foreign_reads(seen, raw)
 
 
 def _draws(seen: ProbeResults) -> Iterator[RawFinding]:
-    for operation in seen.first.operations:
-        if operation.draws:
-            yield replace(_note("rng", f"{operation.name} {_DRAWN}", operation), is_legal=True)
+    for op in seen.first.operations:
+        if op.draws:
+            yield op.finding("rng", f"{op.name} {_DRAWN}", "note")
 
 
-def _drawn_unseen(seen: ProbeResults, signs: list[RawFinding]) -> Iterator[RawFinding]:
-    """Generators that moved although no operation drew, and nothing showed what for."""
-    is_frozen = any(sign.level == "error" and sign.id in ("control-flow", "baked-scalar") for sign in signs)
+def _hidden_draws(seen: ProbeResults, raw: list[RawFinding]) -> Iterator[RawFinding]:
+    """Generators that moved, although no operation and no difference shows what for."""
+    is_frozen = any(each.level == "error" for each in raw if each.id in ("control-flow", "baked-scalar"))
     for name in seen.generators:
-        if name == TORCHS and not any(operation.draws for operation in seen.first.operations):
-            yield RawFinding(
-                id="rng", level="note", evidence=f"{name} moves; no operation tells that it draws", site=None
-            )
+        if name == TORCHS and not any(op.draws for op in seen.first.operations):
+            yield RawFinding(id="rng", level="note", text=f"{name} moves, but no operation says that it draws")
         elif name != TORCHS and not is_frozen:
-            yield RawFinding(
-                id="rng", level="note", evidence=f"{name} moves; a replay draws nothing from it", site=None
-            )
-
-
-def _note(hazard: str, evidence: str, operation: TracedOperation) -> RawFinding:
-    return RawFinding(
-        id=hazard, level="note", evidence=evidence, site=operation.site, called_from=operation.called_from
-    )
+            yield RawFinding(id="rng", level="note", text=f"{name} moves, but a replay draws nothing from it")
 
 
 def _writes(seen: ProbeResults) -> Iterator[RawFinding]:
-    for operation in seen.first.operations:
-        for outside in operation.writes:
+    for op in seen.first.operations:
+        for outside in op.writes:
             if outside.origin == "input":
-                evidence = f"{operation.name} writes {outside.name}; replays write a copy, the caller's stays"
-                yield _note("mutates-input", evidence, operation)
+                text = f"{op.name} writes {outside.name}, but a replay writes a copy and not the caller's tensor"
+                yield op.finding("mutates-input", text, "note")
             else:
-                evidence = f"{operation.name} writes {outside.name}; replays do too"
-                yield _note("mutates-state", evidence, operation)
+                yield op.finding("mutates-state", f"{op.name} writes {outside.name}, and so does a replay", "note")
     for change, maker in seen.first.containers:
-        site, called_from = (maker.site, maker.called_from) if maker else (None, None)
-        evidence = f"{change}; a replay runs no Python, the caller's stays"
-        yield RawFinding(id="mutates-input", level="note", evidence=evidence, site=site, called_from=called_from)
+        text = f"{change}, but a replay runs no Python and does not change the caller's object"
+        raw = RawFinding(id="mutates-input", level="note", text=text)
+        yield replace(raw, site=maker.site, called_from=maker.called_from) if maker else raw
 
 
 def _python_changes(seen: ProbeResults) -> Iterator[RawFinding]:
@@ -210,17 +152,20 @@ def _python_changes(seen: ProbeResults) -> Iterator[RawFinding]:
     tensors += [f"{name}: a new tensor" for name in changes.added] + [f"{name}: gone" for name in changes.removed]
     found = [*changes.python, *tensors, *(f"training of {flag}" for flag in changes.training)]
     if found:
-        yield RawFinding(id="stateful-python", level="note", evidence=_listed(found), site=None)
+        yield RawFinding(id="stateful-python", level="note", text=_listed(found))
 
 
-def _foreign_reads(seen: ProbeResults, signs: list[RawFinding]) -> Iterator[RawFinding]:
-    trace = seen.third or seen.first
-    moved = {sign.site for sign in signs if sign.id == "foreign-tensor"}
-    for operation in trace.operations:
-        for outside in operation.reads:
-            if outside.origin == "foreign" and operation.site not in moved:
-                evidence = f"{operation.name} reads {outside.name}, at the same address in every call"
-                yield _note("foreign-tensor", evidence, operation)
+def _foreign_reads(seen: ProbeResults, raw: list[RawFinding]) -> Iterator[RawFinding]:
+    moved = {each.site for each in raw if each.id == "foreign-tensor"}
+    for op in (seen.third or seen.first).operations:
+        for outside in op.reads:
+            if outside.origin == "foreign" and op.site not in moved:
+                text = f"{op.name} reads {outside.name}, at the same address in every call"
+                yield op.finding("foreign-tensor", text, "note")
+
+
+def _has(raw: list[RawFinding], *ids: str) -> bool:
+    return any(each.id in ids for each in raw)
 
 
 def _listed(names: list[str]) -> str:
@@ -228,26 +173,27 @@ def _listed(names: list[str]) -> str:
     return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
 
 
-def _folded(signs: list[RawFinding]) -> tuple[Finding, ...]:
+def _folded(raw: list[RawFinding]) -> tuple[Finding, ...]:
     groups: dict[tuple[str, Site | None], list[RawFinding]] = {}
-    wrong = {sign.site for sign in signs if sign.level == "error"}
-    signs = [sign for sign in signs if not (sign.level == "note" and sign.id == "host-data" and sign.site in wrong)]
-    for sign in sorted(signs, key=lambda sign: sign.level):  # errors first; the order of discovery otherwise
-        groups.setdefault((sign.id, sign.site), []).append(sign)
+    wrong = {each.site for each in raw if each.level == "error"}
+    for each in sorted(raw, key=lambda each: each.level):  # errors first, else in the order of discovery
+        if not (each.level == "note" and each.id == "host-data" and each.site in wrong):
+            groups.setdefault((each.id, each.site), []).append(each)
     return tuple(_finding(group) for group in groups.values())
 
 
 def _finding(group: list[RawFinding]) -> Finding:
     first = group[0]
     hazard = CATALOGUE[first.id]
-    count = sum(sign.evidence == first.evidence for sign in group)
+    is_legal_draw = first.text.endswith(_DRAWN)
+    count = sum(raw.evidence == first.evidence for raw in group)
     times = f" ({count} times)" if count > 1 else ""
     code = linecache.getline(first.site.file, first.site.line).strip() if first.site else ""
     return Finding(
         id=first.id,
         level=first.level,
-        message=f"random numbers: the call {_DRAWN}" if first.is_legal else hazard.what,
-        fix=_DRAWS_FIX if first.is_legal else hazard.fix,
+        message=f"random numbers: the call {_DRAWN}" if is_legal_draw else hazard.what,
+        fix=_DRAWS_FIX if is_legal_draw else hazard.fix,
         evidence=f"{f'`{code}`: ' if code else ''}{first.evidence}{times}",
         site=first.site,
         called_from=first.called_from,

@@ -1,4 +1,4 @@
-"""What one call of a model did, as plain facts, and where two calls differ."""
+"""The trace of one call of a model, the results of all calls, and where two calls differ."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from pytest_cudagraph import pytree
-from pytest_cudagraph.hazards import Refusal
+from pytest_cudagraph.hazards import RawFinding
 from pytest_cudagraph.protocols import Backend
+from pytest_cudagraph.state import Changes
 from pytest_cudagraph.units import plural
-from pytest_cudagraph.values import Site
+from pytest_cudagraph.values import Level, Site
 
 TORCHS = "torch's default generator"
 
 
 class Generators:
-    """torch's default generators, Python's ``random`` and, where it is loaded, ``numpy.random``, as they were."""
+    """The states of torch's default generators, of Python's ``random`` and, if loaded, of ``numpy.random``."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
@@ -31,7 +32,7 @@ class Generators:
         self._numpy = _numpy_state()
 
     def moved(self) -> tuple[str, ...]:
-        """Those that stand elsewhere now, by name."""
+        """The names of those whose state is different now."""
         moved = {
             TORCHS: not pytree.has_same_tensors(self._torch, self._backend.rng_state()),
             "Python's random": random.getstate() != self._python,
@@ -41,7 +42,7 @@ class Generators:
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """Put them back at the end, whatever happens."""
+        """Put them back at the end, also after an exception."""
         with ExitStack() as stack:
             stack.callback(self._backend.set_rng_state, self._torch)
             stack.callback(random.setstate, self._python)
@@ -60,12 +61,12 @@ def _is_same_numpy(first: Any, second: Any) -> bool:
 
 
 Origin = Literal["input", "state", "foreign"]
-"""Where memory comes from that existed before the call."""
+"""The origin of memory that existed before the call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutsideMemory:
-    """Memory that existed before the call; ``storage`` is its identity for as long as the trace lives."""
+    """Memory that existed before the call. ``storage`` identifies it while the trace lives."""
 
     origin: Origin
     name: str
@@ -75,7 +76,7 @@ class OutsideMemory:
 class TracedOperation(NamedTuple):
     """One dispatched operation: its plain arguments, the shapes it made, the outside memory it read and wrote.
 
-    A named tuple: it is made for every operation of every call, and costs a fifth of a frozen dataclass.
+    A named tuple costs a fifth of a frozen dataclass, and each operation of each call makes one.
     """
 
     name: str
@@ -85,60 +86,85 @@ class TracedOperation(NamedTuple):
     writes: tuple[OutsideMemory, ...] = ()
     site: Site | None = None
     called_from: Site | None = None
-    """The project's own line, where ``site`` is a line of an installed library."""
-    refused: Refusal | None = None
+    """The innermost line of the user's project, if ``site`` is a line of an installed library."""
+    refused: RawFinding | None = None
     draws: bool = False
     """Whether the default generator moved."""
+
+    def finding(self, hazard: str, text: str, level: Level = "error") -> RawFinding:
+        """A finding at the line of this operation."""
+        return RawFinding(id=hazard, text=text, level=level, site=self.site, called_from=self.called_from)
 
 
 @dataclass(slots=True, kw_only=True)
 class Trace:
-    """One call, in order. It keeps alive what was outside, so that no address serves twice."""
+    """One call, in order. It keeps outside memory alive, so that no other memory gets its address."""
 
     operations: list[TracedOperation] = field(default_factory=list)
     aliases: list[tuple[str, OutsideMemory]] = field(default_factory=list)
-    """Output leaves, by name, that share memory with something outside."""
+    """The names of output leaves that share memory with something outside, and that memory."""
     containers: list[tuple[str, TracedOperation | None]] = field(default_factory=list)
-    """What of the inputs' dicts and lists is not as it was given, in words, and what made the tensor that is there."""
+    """Changes to dicts and lists of the inputs, in words, and the operation that made the new tensor."""
     subclasses: set[str] = field(default_factory=set)
-    """Tensor subclasses with a dispatch of their own, whose inside was not seen."""
+    """Tensor subclasses with their own dispatch. The audit does not see inside them."""
     kept_alive: list[object] = field(default_factory=list)
     known: frozenset[int] = frozenset()
-    """The memory of inputs and state as the call began."""
+    """The memory of inputs and state at the start of the call."""
 
 
 def storage_of(tensor: torch.Tensor) -> StorageWeakRef | None:
-    """A weak reference to a tensor's memory, whose ``cdata`` is not reused while it lives; None for sparse ones."""
+    """A weak reference to a tensor's memory. While it lives, its ``cdata`` names no other memory."""
     try:
         return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
-    # Sparse, nested and opaque tensors have no one storage; torch says so with either class.
+    # Sparse, nested and opaque tensors have no single storage. torch raises one of these two.
     except (NotImplementedError, RuntimeError):
         return None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TraceDifference:
-    """The hazard a difference shows, the line it shows at, and both sides of it."""
+@dataclass(slots=True, kw_only=True)
+class ProbeResults:
+    """What the calls of an audit showed. A call that raised is None, with a line in ``not_judged``."""
 
-    id: str
-    site: Site | None
-    evidence: str
-    called_from: Site | None = None
+    first: Trace
+    """In the mode in which graphs are captured, which keeps composite operations whole."""
+    changes: Changes
+    """What the first call changed in the state."""
+    registered: frozenset[str]
+    """The names of parameters and buffers among the state."""
+    storages: dict[str, int | None]
+    """The memory of every tensor of the state, by name."""
+    generators: tuple[str, ...] = ()
+    """The names of the random generators that the first call moved."""
+    second: Trace | None = None
+    third: Trace | None = None
+    """The same inputs and seed again. Python's own state (counters, ``random``, clocks) runs on."""
+    repeated: tuple[RawFinding, ...] = ()
+    """The differences between the second call and the third."""
+    others: dict[str, Trace] = field(default_factory=dict)
+    """Calls on other inputs of the same shapes, from the state of the first call, that differ from the first call."""
+    refused: tuple[RawFinding, ...] = ()
+    """What the rules refuse or note in the first call, and again under ``no_grad``, which splits composites."""
+    beside: dict[str, Trace] = field(default_factory=dict)
+    """What the rules see at another batch size, and on the branches that only a GPU takes."""
+    host_calls: list[RawFinding] = field(default_factory=list)
+    not_judged: list[str] = field(default_factory=list)
 
 
-def differences(first: Trace, second: Trace) -> tuple[TraceDifference, ...]:
-    """Where two calls part: other operations, other numbers, other shapes, other outside memory.
+def differences(first: Trace, second: Trace) -> tuple[RawFinding, ...]:
+    """Where two calls differ: operations, plain arguments, shapes, memory from outside.
 
-    What follows the first other operation or the first other shape is a consequence and stays unsaid.
+    The comparison ends at the first other operation or shape, because later differences are its consequences.
     """
     return tuple(_walk(first, second))
 
 
-def _walk(first: Trace, second: Trace) -> Iterator[TraceDifference]:
+def _walk(first: Trace, second: Trace) -> Iterator[RawFinding]:
     ones, others = first.operations, second.operations
     for one, other in zip(ones, others, strict=False):
         if one.name != other.name:
-            yield _forked(one, other)
+            # The finding points at the captured operation, because it follows the branch.
+            where = f" (line {one.site.line}, then line {other.site.line})" if one.site and other.site else ""
+            yield one.finding("control-flow", f"{one.name}, then {other.name}{where}")
             return
         yield from _at(one, other, first.known)
         if one.shapes != other.shapes:
@@ -147,51 +173,38 @@ def _walk(first: Trace, second: Trace) -> Iterator[TraceDifference]:
         longer = ones if len(ones) > len(others) else others
         surplus = longer[min(len(ones), len(others))]
         counts = f"{plural(len(ones), 'operation')}, then {len(others)}"
-        yield _at_line("control-flow", surplus, f"{counts}: {surplus.name} runs in one call only")
+        yield surplus.finding("control-flow", f"{counts}: {surplus.name} runs in one call only")
 
 
-def _forked(one: TracedOperation, other: TracedOperation) -> TraceDifference:
-    # The operation that was captured stands where the branch was taken.
-    where = f" (line {one.site.line}, then line {other.site.line})" if one.site and other.site else ""
-    return _at_line("control-flow", one, f"{one.name}, then {other.name}{where}")
-
-
-def _at(one: TracedOperation, other: TracedOperation, known: frozenset[int]) -> Iterator[TraceDifference]:
+def _at(one: TracedOperation, other: TracedOperation, known: frozenset[int]) -> Iterator[RawFinding]:
     moved = tuple(_moved(one, other, known))
     changed = _changed_scalar(one, other)
     yield from moved
     if changed is not None:
-        yield _at_line("baked-scalar", other, f"{one.name}: {changed}")
-    elif one.shapes != other.shapes and not moved:  # another tensor may well be larger: a cache that grows
-        shapes = f"{_shapes_text(one)}, then {_shapes_text(other)}"
-        yield _at_line("dynamic-shape", other, f"{one.name} gives {shapes}")
-
-
-def _at_line(hazard: str, operation: TracedOperation, evidence: str) -> TraceDifference:
-    return TraceDifference(id=hazard, site=operation.site, called_from=operation.called_from, evidence=evidence)
+        yield other.finding("baked-scalar", f"{one.name}: {changed}")
+    elif one.shapes != other.shapes and not moved:  # another tensor may have another size, as a growing cache
+        yield other.finding("dynamic-shape", f"{one.name} gives {_shapes_text(one)}, then {_shapes_text(other)}")
 
 
 def _changed_scalar(one: TracedOperation, other: TracedOperation) -> str | None:
     if len(one.scalars) != len(other.scalars):
         return f"{plural(len(one.scalars), 'plain argument')}, then {len(other.scalars)}"
-    for before, after in zip(one.scalars, other.scalars, strict=True):
-        if before != after:
-            return f"{before}, then {after}"
-    return None
+    pairs = zip(one.scalars, other.scalars, strict=True)
+    return next((f"{before}, then {after}" for before, after in pairs if before != after), None)
 
 
-def _moved(one: TracedOperation, other: TracedOperation, known: frozenset[int]) -> Iterator[TraceDifference]:
+def _moved(one: TracedOperation, other: TracedOperation, known: frozenset[int]) -> Iterator[RawFinding]:
     before = {outside.storage: outside.name for outside in one.reads if outside.origin != "input"}
     for outside in other.reads:
         if outside.origin == "input" or outside.storage in before:
             continue
         if outside.storage in known and outside.name not in before.values():
-            # Another piece of the same state: not moved, chosen.
+            # The second call chose another piece of the same state. Nothing has moved.
             names = f"{', '.join(before.values()) or 'nothing'}, then {outside.name}"
-            yield _at_line("control-flow", other, f"{one.name} reads {names}")
+            yield other.finding("control-flow", f"{one.name} reads {names}")
             return
         hazard = "rebinds-state" if outside.origin == "state" else "foreign-tensor"
-        yield _at_line(hazard, other, f"{one.name} reads {outside.name} at another address")
+        yield other.finding(hazard, f"{one.name} reads {outside.name} at another address")
 
 
 def _shapes_text(operation: TracedOperation) -> str:

@@ -1,4 +1,4 @@
-"""What CUDA graphs forbid or freeze: the catalogue of hazards, and the rules for one dispatched operation."""
+"""The hazards that CUDA graphs bring: the catalogue, and the rules for one dispatched operation."""
 
 from pytest_cudagraph.hazards.catalogue import (
     CAPTURE_IMPLICIT,
@@ -12,8 +12,9 @@ from pytest_cudagraph.hazards.catalogue import (
     UNPINNED_COPY_TEXT,
     CudaError,
     Hazard,
+    RawFinding,
 )
-from pytest_cudagraph.hazards.rules import Refusal, is_judged, judge, refusal, remark
+from pytest_cudagraph.hazards.rules import is_judged, judge, refusal
 
 __all__ = [
     "CAPTURE_IMPLICIT",
@@ -27,9 +28,8 @@ __all__ = [
     "UNPINNED_COPY_TEXT",
     "CudaError",
     "Hazard",
-    "Refusal",
+    "RawFinding",
     "is_judged",
     "judge",
     "refusal",
-    "remark",
 ]

@@ -1,4 +1,4 @@
-"""The rules that look at an operation's arguments: a mask, a missing size, a generator, a copy between devices."""
+"""The rules that depend on arguments: a mask, a missing size, a generator, a copy between devices."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pytest_cudagraph.hazards.catalogue import CAPTURE_UNSUPPORTED, FOREIGN_GENE
 from pytest_cudagraph.values import Level
 
 FromHost: TypeAlias = Callable[[torch.Tensor], bool]
-"""Whether a 0-dim tensor was made from a Python number (CUDA keeps such a number on the host)."""
+"""Tells whether a 0-dim tensor was made from a Python number. CUDA keeps such a number on the host."""
 
 RuleResult: TypeAlias = tuple[str, str, Level]
-"""The id of a hazard, what the capture says, and whether that is an error."""
+"""The id of a hazard, the text of the capture error or of the note, and the level."""
 
 Rule: TypeAlias = Callable[[tuple[Any, ...], Mapping[str, Any], "FromHost | None"], "RuleResult | None"]
 
@@ -24,7 +24,7 @@ COPY: RuleResult = ("host-data", UNPINNED_COPY_TEXT, "error")
 
 
 def reader(func: Any, name: str) -> Callable[[tuple[Any, ...], Mapping[str, Any]], Any]:
-    """Reads one argument by name, wherever it was passed; its default otherwise, None where there is no such one."""
+    """Make a function that reads one argument by name: its value, else its default, else None."""
     arguments = func._schema.arguments
     place = next((index for index, argument in enumerate(arguments) if argument.name == name), None)
     default = arguments[place].default_value if place is not None else None
@@ -56,7 +56,7 @@ def generator_rule(read: Callable[..., Any]) -> Rule:
 
 
 def _is_default(generator: torch.Generator) -> bool:
-    # Each dispatch wraps the generator in a Python object of its own: only the address inside is the same.
+    # Each dispatch wraps the generator in a new Python object. Only the address inside stays the same.
     defaults = (torch.default_generator, *torch.cuda.default_generators)
     return any(_address(generator) == _address(default) for default in defaults)
 
@@ -73,7 +73,7 @@ def _missing_size(func: Any) -> list[Rule]:
 
 
 def _open_classes(func: Any) -> list[Rule]:
-    # With num_classes only the CPU reads values, to check them; CUDA's one_hot does not.
+    # With num_classes the CPU reads the values to check them. one_hot on CUDA does not.
     read = reader(func, "num_classes")
     return [lambda args, kwargs, from_host: SHAPE if read(args, kwargs) == -1 else None]
 
@@ -91,7 +91,7 @@ def _tensor_start(func: Any) -> list[Rule]:
 
 
 def _free_range(func: Any) -> list[Rule]:
-    # Equal bounds (the default) make histc take them from the data.
+    # With equal bounds (the default) histc takes them from the data.
     low, high = reader(func, "min"), reader(func, "max")
     return [lambda args, kwargs, from_host: SYNC if low(args, kwargs) == high(args, kwargs) else None]
 
@@ -116,7 +116,7 @@ def _masked_write(func: Any) -> list[Rule]:
         is_number = _is_number(value, args[0], from_host)
         if not _masks(given):
             return COPY if is_number else _sent_along(given, args[0])
-        # One mask and a number become masked_fill_, which needs no size.
+        # torch turns one mask and a number into masked_fill_, which needs no size.
         as_fill = len(given) == 1 and not accumulate(args, kwargs) and is_number is not False
         return None if as_fill else SHAPE
 
@@ -135,7 +135,7 @@ def _number_wanted(func: Any) -> list[Rule]:
 
 
 def _is_number(value: torch.Tensor, target: torch.Tensor, from_host: FromHost | None) -> bool | None:
-    """Whether the value lives on the host when the target is on CUDA; None where that cannot be told on a CPU."""
+    """Whether the value lies on the host when the target is on CUDA. None if a CPU cannot tell."""
     if value.dim() != 0:
         return False
     if value.device != target.device:
@@ -146,7 +146,7 @@ def _is_number(value: torch.Tensor, target: torch.Tensor, from_host: FromHost | 
 
 
 def _sent_along(indices: Sequence[torch.Tensor | None], target: torch.Tensor) -> RuleResult | None:
-    """An index on the host is copied to the device by the operation itself, below what the dispatcher shows."""
+    """The operation copies an index from the host to the device. The dispatcher does not show that copy."""
     crossings = (_crossing(index, target.device.type) for index in indices if index is not None)
     return next((crossing for crossing in crossings if crossing is not None), None)
 
@@ -159,9 +159,9 @@ def _lifted(func: Any) -> list[Rule]:
     def rule(args: tuple[Any, ...], kwargs: Mapping[str, Any], from_host: FromHost | None) -> RuleResult | None:
         if args[0].numel() == 0:  # nothing to copy
             return None
-        # On CUDA a 0-dim CPU tensor joins any operation as a number and is captured by value.
+        # On CUDA any operation takes a 0-dim CPU tensor as a number, and the graph keeps its value.
         on_host = args[0].dim() == 0 and args[0].device.type == "cpu"
-        return ("host-data", "a number of the host, captured by value", "note") if on_host else COPY
+        return ("host-data", "a Python number, captured by value", "note") if on_host else COPY
 
     return [rule]
 

@@ -1,15 +1,17 @@
-"""The thirteen hazards by their stable ids, and the words CUDA and PyTorch use when they refuse a capture."""
+"""The thirteen hazards by their stable ids, and the error texts of CUDA and PyTorch for a refused capture."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
+
+from pytest_cudagraph.values import Level, Site
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hazard:
-    """One entry of the catalogue: ``loud`` where CUDA itself refuses, silent where the replay goes wrong unsaid."""
+    """One entry of the catalogue. CUDA refuses a ``loud`` hazard; any other makes the replay wrong without an error."""
 
     id: str
     loud: bool
@@ -18,8 +20,32 @@ class Hazard:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RawFinding:
+    """One occurrence of a hazard. The audit merges those with the same hazard and line into one finding.
+
+    ``error`` means that CUDA refuses the capture or the replay is wrong. A ``note`` is legal.
+    """
+
+    id: str
+    text: str
+    operation: str = ""
+    level: Level = "error"
+    site: Site | None = None
+    called_from: Site | None = None
+
+    @property
+    def evidence(self) -> str:
+        """``aten.item: operation not permitted when stream is capturing``."""
+        return f"{self.operation}: {self.text}" if self.operation else self.text
+
+    def seen_in(self, where: str) -> RawFinding:
+        """The same finding with ``where`` in front of its evidence, such as ``another batch size``."""
+        return replace(self, operation=where, text=self.evidence)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CudaError:
-    """An error code of the CUDA runtime (``cudaError_t``) with the text of ``cudaGetErrorString``."""
+    """An error code of the CUDA runtime (``cudaError_t``) with its text from ``cudaGetErrorString``."""
 
     code: int
     name: str
@@ -44,7 +70,7 @@ CAPTURE_IMPLICIT = CudaError(
     text="operation would make the legacy stream depend on a capturing blocking stream",
 )
 
-# PyTorch's own sentences, raised before CUDA is asked.
+# PyTorch raises these before it calls CUDA.
 UNPINNED_COPY_TEXT = (
     "Cannot copy between CPU and CUDA tensors during CUDA graph capture unless the CPU tensor is pinned."
 )
@@ -55,49 +81,49 @@ _ENTRIES = (
     Hazard(
         id="host-sync",
         loud=True,
-        what="the host waits for a value of the device, which a capturing stream cannot give",
-        fix="keep the value on the device: torch.where, torch.cond, the *_ex functions of torch.linalg",
+        what="the host waits for the device, which is not possible during capture",
+        fix="keep the value on the device: use torch.where, torch.cond or the *_ex functions of torch.linalg",
     ),
     Hazard(
         id="dynamic-shape",
         loud=True,
-        what="a size depends on values, but a graph has fixed sizes",
-        fix="use a fixed size: torch.where(mask, x, 0), topk, a mask, output_size=",
+        what="a tensor size depends on tensor values, but a graph has fixed sizes",
+        fix="use a fixed size: torch.where(mask, x, 0), topk, a mask or output_size=",
     ),
     Hazard(
         id="host-data",
         loud=True,
-        what="data of the host is copied to the device inside the call",
-        fix="make it once in __init__ with register_buffer, or on the device with torch.full or torch.arange",
+        what="the call copies data from the host to the device",
+        fix="create the data once in __init__ with register_buffer, or on the device with torch.full or torch.arange",
     ),
     Hazard(
         id="control-flow",
         loud=False,
-        what="the operations differ between calls; a replay always runs the captured ones",
+        what="the calls run different operations, but a replay always runs the captured ones",
         fix="decide with torch.where or torch.cond on a tensor, or capture one graph per branch",
     ),
     Hazard(
         id="baked-scalar",
         loud=False,
-        what="a number of the host differs between equal calls; a replay always uses the captured one",
-        fix="keep the number in a 0-dim device tensor and change it in place",
+        what="a Python number differs between equal calls, but a replay always uses the captured one",
+        fix="keep the number in a 0-dim tensor on the device and change it in place",
     ),
     Hazard(
         id="rng",
         loud=True,
-        what="random numbers that a replay cannot draw as eager does",
-        fix="draw from the default generator, and seed or save its state outside the model",
+        what="the call uses random numbers in a way that a replay cannot repeat",
+        fix="draw from the default generator, and seed it or save its state outside the model",
     ),
     Hazard(
         id="mutates-state",
         loud=False,
-        what="the call writes to a parameter, a buffer or another tensor that outlives it",
-        fix="write by operations of torch, which replays repeat; if no write is meant: eval() or clone",
+        what="the call writes to a parameter, a buffer or another tensor that the model keeps",
+        fix="write with torch operations, which replays repeat. If you want no write, call eval() or clone()",
     ),
     Hazard(
         id="rebinds-state",
         loud=False,
-        what="the storage of a parameter, a buffer or a kept tensor is replaced; a replay uses the old one",
+        what="a parameter, a buffer or a kept tensor gets new memory, but a replay uses the old memory",
         fix="write in place with copy_ instead of assigning a new tensor",
     ),
     Hazard(
@@ -115,22 +141,22 @@ _ENTRIES = (
     Hazard(
         id="stateful-python",
         loud=False,
-        what="the call changes Python state of the model; a replay runs no Python and leaves it as it is",
-        fix="return what should be kept, or count in a buffer",
+        what="the call changes Python state of the model, but a replay runs no Python",
+        fix="return the value, or keep it in a buffer",
     ),
     Hazard(
         id="foreign-tensor",
         loud=False,
-        what="a tensor is read that is neither input nor state of the model; a replay reads its old memory",
+        what="the call reads a tensor that is neither input nor state, and a replay reads its old memory",
         fix="register it as a buffer, or pass it as an input",
     ),
     Hazard(
         id="unknown-op",
         loud=True,
-        what="something runs whose inside cannot be judged",
-        fix="see for yourself that it neither synchronises nor uses another stream",
+        what="the call runs code that the audit cannot look into",
+        fix="check that the code does not synchronise and uses no other stream",
     ),
 )
 
 CATALOGUE: Mapping[str, Hazard] = MappingProxyType({entry.id: entry for entry in _ENTRIES})
-"""Every hazard by its id, loud ones and silent ones."""
+"""Every hazard by its id."""

@@ -1,15 +1,14 @@
-"""Which dispatched operation a CUDA capture refuses.
+"""The rules that tell which dispatched operation a CUDA capture refuses.
 
-The rules are written for operations on any device: on the CPU the question is what the same operation would do
-on CUDA. Both forms of a composite are known, the whole one (inference mode) and its parts (``no_grad``). Operators
-are looked up by name, so that one which an older or newer torch lacks is no error.
+The rules judge operations on any device. For an operation on the CPU they tell what the same operation would do on
+CUDA. They know both forms of a composite: the whole operation (inference mode) and its parts (``no_grad``). They look
+up operators by name, because older and newer versions of torch lack some of them.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from pytest_cudagraph.hazards.argument_rules import (
@@ -23,22 +22,10 @@ from pytest_cudagraph.hazards.argument_rules import (
     generator_rule,
     reader,
 )
-from pytest_cudagraph.hazards.catalogue import CAPTURE_UNSUPPORTED
-from pytest_cudagraph.values import Level
+from pytest_cudagraph.hazards.catalogue import CAPTURE_UNSUPPORTED, RawFinding
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Refusal:
-    """What a capture would say of one operation. ``level`` is ``note`` where it says nothing and the audit should."""
-
-    id: str
-    text: str
-    operation: str
-    level: Level = "error"
-
-
-# Operations that wait for the device although torch does not tag them so, or only some of their forms.
-# The linear algebra ones check error codes on the host; cov and corrcoef compare a 0-dim tensor with True.
+# Operations that wait for the device. torch does not tag them so, or tags only some of their forms.
+# Linear algebra checks error codes on the host. cov and corrcoef compare a 0-dim tensor with True.
 _SYNC_NAMES = frozenset(
     """
     item _local_scalar_dense is_nonzero equal allclose _linalg_check_errors
@@ -51,8 +38,8 @@ _SYNC_NAMES = frozenset(
     """.split()
 )
 
-# Sizes read back from the device. _pack_padded_sequence takes its lengths on the host: CUDA captures it and
-# then replays the captured lengths, so it is refused here although CUDA says nothing.
+# Operations that read a size from the device. _pack_padded_sequence takes its lengths on the host. CUDA captures it
+# without an error and then replays the captured lengths, so the rules refuse it.
 _SHAPE_NAMES = frozenset(
     """
     nonzero nonzero_numpy argwhere masked_select bincount combinations
@@ -71,40 +58,34 @@ _KNOWN_NAMESPACES = frozenset(
 
 def refusal(
     func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None, *, from_host: FromHost | None = None
-) -> Refusal | None:
-    """Why a CUDA capture would refuse this operation; None where it would record it.
+) -> RawFinding | None:
+    """The reason why a CUDA capture refuses this operation, or None if it records it.
 
-    ``from_host`` tells Python numbers from 0-dim device tensors in ``x[mask] = value`` and its like; without it
-    such a value counts as a number, which is legal.
+    ``from_host`` tells whether a 0-dim tensor was a Python number, as in ``x[mask] = value``. Without it every such
+    value counts as a number, which is legal.
     """
     found = judge(func, args, kwargs or {}, from_host)
     return found if found is not None and found.level == "error" else None
 
 
-def remark(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> Refusal | None:
-    """What is legal in this operation and still worth a note: a number made into a tensor, a custom operator."""
-    found = judge(func, args, kwargs or {})
-    return found if found is not None and found.level == "note" else None
-
-
 def judge(
     func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], from_host: FromHost | None = None
-) -> Refusal | None:  # fmt: skip
-    """What a capture would say of one operation, be it a refusal or a remark; None where it just records it."""
+) -> RawFinding | None:  # fmt: skip
+    """What the rules find in this operation: an error or a note, or None. For ``from_host`` see :func:`refusal`."""
     for rule in _rules(func):
         found = rule(args, kwargs, from_host)
         if found is not None:
             hazard, text, level = found
-            return Refusal(id=hazard, text=text, operation=str(getattr(func, "overloadpacket", func)), level=level)
+            return RawFinding(id=hazard, text=text, operation=str(getattr(func, "overloadpacket", func)), level=level)
     return None
 
 
 def is_judged(func: Any) -> bool:
-    """Whether there is any rule for an operation: most are never refused, whatever their arguments."""
+    """Whether any rule applies to an operation. Most operations are legal with all arguments."""
     return bool(_rules(func))
 
 
-# A capture asks for every operation; an overload's rules never change.
+# Cached: a capture looks up every operation, and the rules of an overload never change.
 @functools.cache
 def _rules(func: Any) -> tuple[Rule, ...]:
     schema = getattr(func, "_schema", None)
@@ -138,7 +119,7 @@ def _foreign_rules(func: Any, namespace: str, qualified_name: str) -> list[Rule]
         return [always("unknown-op", CAPTURE_UNSUPPORTED.text, "error")]
     if _has_tag(func, "data_dependent_output"):
         return [always(*SYNC)]
-    # The size of nms is read back from the device; torchvision does not tag it.
+    # nms reads its output size from the device, and torchvision does not tag it.
     if _has_tag(func, "dynamic_output_shape") or qualified_name == "torchvision::nms":
         return [always(*SHAPE)]
     if namespace in _KNOWN_NAMESPACES:
@@ -147,5 +128,5 @@ def _foreign_rules(func: Any, namespace: str, qualified_name: str) -> list[Rule]
 
 
 def _has_tag(func: Any, name: str) -> bool:
-    # By name: an older torch lacks some of the tags.
+    # By name, because older versions of torch lack some of the tags.
     return any(tag.name == name for tag in func.tags)

@@ -63,12 +63,12 @@ def _targets(node: ast.AST) -> list[str]:
     return [base.attr for base in bases if isinstance(base, ast.Attribute)]
 
 
-def names_host(frame: FrameType, called: str) -> bool:
-    """Whether the call a frame is at is one of ``called`` with a device that is written out there as the host's."""
-    code = frame.f_code
-    # Asked for each factory and each move of a model, nearly all in functions without this word.
-    if not any(is_host(constant) for constant in code.co_consts):
+def names_host(frame: FrameType | None, called: str) -> bool:
+    """Whether the frame is at a call of ``called`` whose source text names the CPU as the device."""
+    # Most frames have no such constant, and the search below is slow.
+    if frame is None or not any(is_host(constant) for constant in frame.f_code.co_consts):
         return False
+    code = frame.f_code
     calls = [call for call in _calls(code.co_filename) if _covers(call, frame.f_lineno)]
     place = _place(frame)
     # Where Python does not tell the columns (before 3.11), every call of the line is looked at.

@@ -67,7 +67,7 @@ def test_what_a_call_leaves_in_its_containers_is_noted_with_the_line_that_made_i
     given = {"x": torch.ones(2, 4), "mask": torch.ones(2)}
     found = audited(Fills(), given, [])
     told = [(finding.id, finding.evidence) for finding in found.findings]
-    stays = "; a replay runs no Python, the caller's stays"
+    stays = ", but a replay runs no Python and does not change the caller's object"
     assert told == [
         ("mutates-input", f'`batch["h"] = batch["x"] + 1`: args[0][\'h\'] is added{stays}'),
         ("mutates-input", f"args[1][0] is added{stays}"),
@@ -162,7 +162,7 @@ def test_dropout_in_training_is_a_note_on_random_numbers():
     assert [(finding.level, finding.id) for finding in found.findings] == [("note", "rng")]
     (drawn,) = found.findings
     assert drawn.message == "random numbers: the call draws from the default generator, as replays do"
-    assert drawn.fix == "none needed; if no random numbers are meant: eval()"
+    assert drawn.fix == "none needed. If you want no random numbers, call eval()"
 
 
 class DrawsInTraining(nn.Module):
@@ -182,7 +182,7 @@ TRAINED = {
 @pytest.mark.parametrize("name", TRAINED)
 def test_training_mode_is_told_where_it_makes_a_difference(name):
     model, told = TRAINED[name]
-    words = f"the model is in training mode {told}; call .eval() if that is not meant"
+    words = f"the model is in training mode {told}; if you do not want this, call .eval()"
     assert audited(model.train(), torch.randn(3, 4)).notes == (words,)
     assert audited(model.eval(), torch.randn(3, 4)).notes == ()
 
@@ -396,7 +396,7 @@ def test_a_generator_of_the_host_that_moves_to_no_effect_is_a_note(draw, name):
 
     (note,) = audited(model).findings
     assert (note.level, note.id) == ("note", "rng")
-    assert note.evidence == f"{name} moves; a replay draws nothing from it"
+    assert note.evidence == f"{name} moves, but a replay draws nothing from it"
 
 
 def test_an_operator_that_draws_without_saying_so_is_a_note():
@@ -406,7 +406,7 @@ def test_an_operator_that_draws_without_saying_so_is_a_note():
     found = audited(torch.ops.cudagraph_draws.noise)
     library._destroy()
     (note,) = [finding for finding in found.findings if finding.id == "rng"]
-    assert note.evidence == "torch's default generator moves; no operation tells that it draws"
+    assert note.evidence == "torch's default generator moves, but no operation says that it draws"
 
 
 def test_a_constant_that_stays_on_the_host_by_name_is_found_where_it_is_made():
@@ -416,7 +416,10 @@ def test_a_constant_that_stays_on_the_host_by_name_is_found_where_it_is_made():
 
     (error,) = audited(model).errors
     assert (error.id, error.site.line) == ("host-data", model.__code__.co_firstlineno + 1)
-    assert "aten.full: made on the host by name; mul takes it beside tensors of the device" in error.evidence
+    assert (
+        "aten.full: the source creates this tensor on the host, but mul takes it together with device tensors"
+        in error.evidence
+    )
 
 
 GLOBAL_HOST_TENSOR = torch.ones(4)

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from pytest_cudagraph.audit.host_calls import HostCallWatch, as_if_capturing
+from pytest_cudagraph.audit.host_calls import HostCallWatch
+from pytest_cudagraph.backends.refused_calls import claims_capture, replaced
 
 X = torch.ones(2, 2)
 
@@ -18,7 +19,7 @@ def sighted(call, *, on_gpu=False):
     reads = HostCallWatch(on_gpu=on_gpu)
     with reads.watching():
         call()
-    return [(sighting.id, sighting.operation, sighting.level) for sighting in reads.host_calls]
+    return [(sighting.id, sighting.operation, sighting.level) for sighting in reads.found]
 
 
 SEEN = {
@@ -65,7 +66,7 @@ def test_a_sighting_points_at_the_line():
     reads = HostCallWatch(on_gpu=False)
     with reads.watching():
         X.tolist()
-    (sighting,) = reads.host_calls
+    (sighting,) = reads.found
     assert sighting.site.file == __file__
     assert sighting.site.function == "test_a_sighting_points_at_the_line"
 
@@ -112,7 +113,7 @@ def test_everything_is_put_back_after_an_exception():
 
 def test_libraries_that_ask_are_told_that_a_stream_is_capturing():
     original = torch.cuda.is_current_stream_capturing
-    with as_if_capturing():
+    with replaced(claims_capture()):
         assert torch.cuda.is_current_stream_capturing()
         assert torch.cuda.graphs.is_current_stream_capturing()
     assert torch.cuda.is_current_stream_capturing is original

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from typing import Any, NamedTuple
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -15,97 +14,28 @@ from pytest_cudagraph import hazards, pytree
 from pytest_cudagraph.backends.cpu.memory import BorrowedMemory, names_of
 from pytest_cudagraph.backends.cpu.observers import SeenMemory, open_recorder
 from pytest_cudagraph.backends.cpu.tape import Refusals, Tape
+from pytest_cudagraph.backends.refused_calls import RefusedCall, claims_capture, moves_to_host, refused_calls, replaced
 from pytest_cudagraph.errors import CaptureRefusal
 from pytest_cudagraph.protocols import Model
-from pytest_cudagraph.sources import user_frame
-from pytest_cudagraph.sources.syntax import is_host, names_host
 from pytest_cudagraph.values import Site
-
-_SYNC = hazards.CAPTURE_UNSUPPORTED.text
-_SEED = hazards.RNG_STATE_TEXT
-
-
-def _always(*args: Any, **kwargs: Any) -> bool:
-    return True
-
-
-def _to_host(tensor: Any, *args: Any, **kwargs: Any) -> bool:
-    # A device that a variable holds may on a CPU be the model's own; one that is written out is the host.
-    if not is_host(kwargs.get("device", args[0] if args else None)):
-        return False
-    frame = user_frame()
-    return frame is not None and names_host(frame, "to")
-
-
-class _Guard(NamedTuple):
-    owner: Any
-    name: str
-    hazard: str
-    text: str
-    applies: Callable[..., bool] = _always
-
-
-def _guards() -> Iterator[_Guard]:
-    for name in ("tolist", "numpy", "__array__", "cpu", "__repr__", "__format__", "pin_memory"):
-        yield _Guard(torch.Tensor, name, "host-sync", _SYNC)
-    yield _Guard(torch.Tensor, "to", "host-sync", _SYNC, _to_host)
-    for module in (torch, torch.random):
-        for name in ("manual_seed", "seed", "initial_seed", "get_rng_state", "set_rng_state"):
-            yield _Guard(module, name, "rng", _SEED)
-    for name in ("manual_seed", "manual_seed_all", "seed", "initial_seed", "get_rng_state", "set_rng_state"):
-        yield _Guard(torch.cuda, name, "rng", _SEED)
-    yield _Guard(torch.cuda, "synchronize", "host-sync", _SYNC)
-    accelerator = getattr(torch, "accelerator", None)
-    if accelerator is not None:
-        yield _Guard(accelerator, "synchronize", "host-sync", _SYNC)
 
 
 @contextmanager
 def as_capturing(refusals: Refusals) -> Iterator[None]:
-    """Refuse what these functions do, and say that a stream is capturing; everything is put back at the end."""
-    with ExitStack() as stack:
-        for guard in _guards():
-            stack.enter_context(_replaced(guard.owner, guard.name, functools.partial(_refusing, guard, refusals)))
-        for module in (torch.cuda, torch.cuda.graphs):
-            stack.enter_context(
-                _replaced(module, "is_current_stream_capturing", functools.partial(_claiming, refusals))
-            )
+    """Refuse the calls that a capture refuses, and say that a stream is capturing."""
+    refusing = ((call.owner, call.name, functools.partial(_refusing, call, refusals)) for call in refused_calls())
+    with replaced(refusing), replaced(claims_capture(lambda: refusals.is_active)):
         yield
 
 
-def _refusing(guard: _Guard, refusals: Refusals, original: Callable[..., Any]) -> Callable[..., Any]:
-    owner = "Tensor" if guard.owner is torch.Tensor else guard.owner.__name__
-
+def _refusing(call: RefusedCall, refusals: Refusals, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def refuse(*args: Any, **kwargs: Any) -> Any:
-        if refusals.is_active and guard.applies(*args, **kwargs):
-            refusals.refuse(guard.text, hazard=guard.hazard, operation=f"{owner}.{guard.name}")
+        if refusals.is_active and (call.name != "to" or moves_to_host(args, kwargs, by_name=True)):
+            refusals.refuse(call.text, hazard=call.hazard, operation=call.label)
         return original(*args, **kwargs)
 
     return refuse
-
-
-def _claiming(refusals: Refusals, original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def is_capturing() -> Any:
-        # Libraries ask, and take the branch that a capture can hold.
-        return refusals.is_active or original()
-
-    return is_capturing
-
-
-@contextmanager
-def _replaced(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
-    inherited = name not in vars(owner)
-    original = inspect.getattr_static(owner, name)
-    setattr(owner, name, make(original))
-    try:
-        yield
-    finally:
-        if inherited:
-            delattr(owner, name)
-        else:
-            setattr(owner, name, original)
 
 
 def record(
