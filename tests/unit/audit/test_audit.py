@@ -416,10 +416,7 @@ def test_a_constant_that_stays_on_the_host_by_name_is_found_where_it_is_made():
 
     (error,) = audited(model).errors
     assert (error.id, error.site.line) == ("host-data", model.__code__.co_firstlineno + 1)
-    assert (
-        "aten.full: the source creates this tensor on the host, but mul takes it together with device tensors"
-        in error.evidence
-    )
+    assert error.evidence.endswith("on the host, but mul takes it together with device tensors")
 
 
 GLOBAL_HOST_TENSOR = torch.ones(4)
