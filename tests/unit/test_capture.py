@@ -201,5 +201,5 @@ def test_what_cannot_be_brought_back_is_named():
     with pytest.raises(CudagraphError) as caught:
         capture(nn.Dropout().train(), FakePool(), 2, backend=Forgetful())
     assert str(caught.value) == (
-        "warm-up and capture must leave the model as it was, and could not bring back: the random generators"
+        "warm-up and capture must not change the model, but could not restore: the random generators"
     )

@@ -1,7 +1,6 @@
-"""Everything a model holds between two calls: saved, compared bit by bit, and put back in place."""
+"""The state of a model between two calls: save it, compare it bit by bit, restore it."""
 
-from pytest_cudagraph.state.snapshot import Changes, Snapshot, live
-from pytest_cudagraph.state.undo import Undo
+from pytest_cudagraph.state.snapshot import Changes, Snapshot, Undo, live
 from pytest_cudagraph.state.walk import modules_of
 
 __all__ = ["Changes", "Snapshot", "Undo", "live", "modules_of"]

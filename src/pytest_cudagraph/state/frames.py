@@ -1,4 +1,4 @@
-"""What a container held, so that entries added, removed or replaced can be undone without copying the entries."""
+"""Save what containers hold, and undo added, removed and replaced entries. The entries are not copied."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any, Protocol
 
 
 class Frame(Protocol):
-    """One container and the very objects it held; :meth:`restore` makes it hold them again."""
+    """One container and the objects it held. :meth:`restore` makes it hold the same objects again."""
 
     def restore(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class DictFrame:
-    """A dict, or the ``__dict__`` of an object or module: keys, their order, and what they held."""
+    """A dict, or the ``__dict__`` of an object or module: keys in order, and their values."""
 
     container: dict[Any, Any]
     held: dict[Any, Any]
@@ -26,7 +26,7 @@ class DictFrame:
         same_keys = list(dict.keys(now)) == list(self.held)
         if same_keys and all(dict.__getitem__(now, key) is value for key, value in self.held.items()):
             return
-        # The classes' own methods: a ModelOutput forbids some, others would write attributes as well.
+        # Methods of dict itself: a ModelOutput forbids its own, and other classes would also write attributes.
         base: Any = OrderedDict if isinstance(now, OrderedDict) else dict
         base.clear(now)
         for key, value in self.held.items():
@@ -58,7 +58,7 @@ class DequeFrame:
 
 @dataclass(frozen=True, slots=True)
 class SlotsFrame:
-    """The ``__slots__`` of an object: those that were set."""
+    """The ``__slots__`` of an object that were set."""
 
     container: Any
     held: dict[str, Any]
@@ -84,7 +84,7 @@ class CellFrame:
 
 
 def slots_of(value: Any) -> dict[str, Any]:
-    """The slots that are set, by attribute name; private names as the class mangles them."""
+    """The slots that are set, by attribute name. Private names are mangled."""
     found: dict[str, Any] = {}
     for name in slot_names(type(value)):
         try:
@@ -106,7 +106,7 @@ def slot_names(cls: type) -> tuple[str, ...]:
 
 
 def attributes_of(value: Any) -> dict[str, Any] | None:
-    """The ``__dict__`` of ``value`` itself, without asking its class; None where there is none."""
+    """The ``__dict__`` of ``value`` itself, without the code of its class. None if there is none."""
     try:
         found = object.__getattribute__(value, "__dict__")
     except AttributeError:

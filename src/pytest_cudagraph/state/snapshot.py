@@ -1,30 +1,31 @@
-"""The state of a model at one moment: to tell what a call has changed, and to undo it."""
+"""Save the state of a model, find what a call has changed, and restore it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from pytest_cudagraph.state.storages import SavedStorage, TensorLayout, has_bits, layout_of, same_bits, tensor_at
-from pytest_cudagraph.state.walk import View, look_at
+from pytest_cudagraph import pytree
+from pytest_cudagraph.errors import CudagraphError
+from pytest_cudagraph.protocols import Backend, Model
+from pytest_cudagraph.state.storages import SavedStorage, TensorLayout, has_bits, layout_of, tensor_at
+from pytest_cudagraph.state.walk import View, look_at, plain_changes, training_changes
 
 Extras = Mapping[str, Any] | Iterable[Any]
-
-_MAX_VALUE_CHARS = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changes:
-    """What differs from a snapshot, by name; false when nothing does."""
+    """What differs from a snapshot, by name. False if nothing does."""
 
     written: tuple[str, ...] = ()
-    """Tensors in the same memory that hold other bits; tied tensors under their first name."""
+    """Tensors changed in place. Tied tensors under their first name."""
     rebound: tuple[str, ...] = ()
-    """Names that now stand for other memory, or for the same memory in another shape, stride or dtype."""
+    """Names that now refer to other memory, or to the same memory with another shape, stride or dtype."""
     added: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
     python: tuple[str, ...] = ()
@@ -43,7 +44,7 @@ class Changes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Held:
-    """One tensor as it was. ``alias`` shares its memory, to give it back should ``.data`` be replaced."""
+    """One tensor as it was. ``alias`` shares its memory, and restores it if ``.data`` was replaced."""
 
     tensor: torch.Tensor
     alias: torch.Tensor
@@ -52,7 +53,7 @@ class _Held:
 
 
 class Snapshot:
-    """Everything a model holds: tensors bit by bit, plain values, containers, training flags; see :meth:`take`."""
+    """A copy of everything a model holds: tensors, plain values, containers, training flags."""
 
     def __init__(self, model: Any, extras: Extras = ()) -> None:
         self._model = model
@@ -66,7 +67,7 @@ class Snapshot:
     def take(cls, model: Any, *, extras: Extras = ()) -> Snapshot:
         """Save what ``model`` (a module or any callable) and ``extras`` (opaque inputs, such as a cache) hold now.
 
-        Costs as much memory as the state. Globals, class attributes and random generators are not part of it.
+        Needs as much memory as the state. Globals, class attributes and random generators are not saved.
         """
         return cls(model, extras)
 
@@ -81,17 +82,17 @@ class Snapshot:
         return tuple(_once(self._view))
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """The saved values by name, each tensor once; not copied again, so not to be written to."""
+        """The saved values by name, each tensor once. Do not write to them."""
         with _plain_mode():
             return {name: self._saved(name) for name in self.names}
 
     def live(self) -> dict[str, torch.Tensor]:
-        """The tensors that the model holds now, themselves, each once."""
+        """The tensors that the model holds now, each once, not copied."""
         with _plain_mode():
             return _once(look_at(self._model, self._extras))
 
     def restore(self) -> None:
-        """Put everything back in place: bits to the same addresses, entries to their containers, flags to modules."""
+        """Restore everything: bits at the same addresses, entries of containers, flags of modules."""
         with _plain_mode():
             for frame in self._view.frames:
                 frame.restore()
@@ -101,7 +102,7 @@ class Snapshot:
                 saved.restore()
 
     def rewinder(self, names: Iterable[str]) -> Callable[[], None]:
-        """What brings only these tensors back, as often and as quickly as a measurement needs it."""
+        """A fast function that restores only these tensors. Measurements call it often."""
         with _plain_mode():
             pairs = [(self._held[name].alias, self._saved(name)) for name in names]
 
@@ -113,7 +114,7 @@ class Snapshot:
         return rewind
 
     def changes(self) -> Changes:
-        """What the model holds now, compared with what was saved."""
+        """Compare what the model holds now with what was saved."""
         with _plain_mode():
             now = look_at(self._model, self._extras)
             written, rebound = self._tensor_changes(now)
@@ -123,8 +124,8 @@ class Snapshot:
             rebound=rebound,
             added=tuple(name for name in now.tensors if name not in old.tensors),
             removed=tuple(name for name in old.tensors if name not in now.tensors),
-            python=(*_plain_changes(old, now), *_length_changes(old, now), *self._grad_changes(now)),
-            training=tuple(_training_changes(old, now)),
+            python=(*plain_changes(old, now), *self._grad_changes(now)),
+            training=tuple(training_changes(old, now)),
         )
 
     def _tensor_changes(self, now: View) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -136,13 +137,10 @@ class Snapshot:
                 continue
             if layout_of(now.tensors[name]) != held.layout:
                 rebound.append(name)
-            elif held.layout.address in touched and held.layout not in written and not self._is_same(held.layout):
-                written[held.layout] = name
+            elif held.layout.address in touched and held.layout not in written:
+                if not pytree.same_bits(held.alias, self._saved(name)):
+                    written[held.layout] = name
         return tuple(written.values()), tuple(rebound)
-
-    def _is_same(self, layout: TensorLayout) -> bool:
-        saved = self._storages[layout.address]
-        return same_bits(layout, saved.storage, saved.copy.untyped_storage())
 
     def _saved(self, name: str) -> torch.Tensor:
         held = self._held[name]
@@ -151,26 +149,78 @@ class Snapshot:
         return tensor_at(held.layout, self._storages[held.layout.address].copy.untyped_storage())
 
     def _grad_changes(self, now: View) -> list[str]:
-        both = [
-            (name, held.requires_grad, now.tensors[name]) for name, held in self._held.items() if name in now.tensors
-        ]
-        return [
-            f"{name}.requires_grad: {old} -> {new.requires_grad}" for name, old, new in both if old != new.requires_grad
-        ]
+        old = {name: held.requires_grad for name, held in self._held.items() if name in now.tensors}
+        new = {name: now.tensors[name].requires_grad for name in old}
+        return [f"{name}.requires_grad: {old[name]} -> {new[name]}" for name in old if old[name] != new[name]]
+
+
+class Undo:
+    """Saves the state of a model and the random generators, and undoes what warm-up and capture change.
+
+    ``extras`` are opaque inputs, such as a cache. Release this object after the captures: it holds a copy of the state.
+    """
+
+    def __init__(self, model: Model, backend: Backend, *, extras: Extras = ()) -> None:
+        self._backend = backend
+        self._snapshot = Snapshot.take(model, extras=extras)
+        self._rng: Any = backend.rng_state()
+        held = self._snapshot.live()
+        self.addresses = {name: tensor.data_ptr() for name, tensor in held.items()}
+        self._held = {id(tensor) for tensor in held.values()}
+        self._kept: dict[int, torch.Tensor] = {}
+
+    @property
+    def kept(self) -> tuple[torch.Tensor, ...]:
+        """State that was made inside :meth:`undone` and removed from the model. A graph may read its address."""
+        return tuple(self._kept.values())
+
+    def written(self) -> dict[str, torch.Tensor]:
+        """Copies of the state that was changed in place, by name."""
+        live = self._snapshot.live()
+        return {name: live[name].clone() for name in self._snapshot.changes().written if name in live}
+
+    @contextmanager
+    def undone(self) -> Iterator[None]:
+        """Restore everything on exit, also after an error."""
+        try:
+            yield
+        except BaseException:
+            # After an error the device may refuse the restore too. The first error is the one to report.
+            with suppress(RuntimeError):
+                self._restore()
+            raise
+        self._restore()
+
+    def _restore(self) -> None:
+        # Keep what a capture made: the graph reads a rebound tensor by its address.
+        self._backend.synchronize()
+        made = self._snapshot.live().values()
+        self._kept |= {id(tensor): tensor for tensor in made if id(tensor) not in self._held}
+        self._snapshot.restore()
+        self._backend.set_rng_state(self._rng)
+
+    def assert_unchanged(self) -> None:
+        """Raise :class:`~pytest_cudagraph.errors.CudagraphError` naming what was not restored."""
+        left = [*self._snapshot.changes().names]
+        if not pytree.has_same_tensors(self._rng, self._backend.rng_state()):
+            left.append("the random generators")
+        if left:
+            raise CudagraphError(
+                f"warm-up and capture must not change the model, but could not restore: {', '.join(left)}"
+            )
 
 
 def live(model: Any, *, extras: Extras = ()) -> dict[str, torch.Tensor]:
-    """The tensors that a model and extras hold now, themselves, by the names a snapshot uses; each once."""
+    """The tensors that a model and extras hold now, by the names of a snapshot, each once, not copied."""
     with _plain_mode():
         return _once(look_at(model, _named(extras)))
 
 
-def _plain_mode() -> AbstractContextManager[object]:
-    """Neither gradients nor inference tensors: what is made here can be read and written in any mode."""
-    stack = ExitStack()
-    stack.enter_context(torch.inference_mode(False))
-    stack.enter_context(torch.no_grad())
-    return stack
+@contextmanager
+def _plain_mode() -> Iterator[None]:
+    """Without gradients and inference mode, so that tensors made here work in any mode."""
+    with torch.inference_mode(False), torch.no_grad():
+        yield
 
 
 def _named(extras: Extras) -> list[tuple[str, Any]]:
@@ -193,7 +243,7 @@ def _saved_storages(tensors: Iterable[torch.Tensor]) -> dict[int, SavedStorage]:
 
 
 def _once(view: View) -> dict[str, torch.Tensor]:
-    """Without the second names of tied tensors."""
+    """The tensors, each under its first name."""
     seen: set[TensorLayout | int] = set()
     found: dict[str, torch.Tensor] = {}
     for name, tensor in view.tensors.items():
@@ -208,40 +258,6 @@ def _restore_tensor(held: _Held) -> None:
     if layout_of(held.tensor) != held.layout:
         held.tensor.data = held.alias
     if held.tensor.requires_grad != held.requires_grad:
-        # torch lets inference tensors ask for gradients within inference mode only.
+        # An inference tensor accepts this only within inference mode.
         with torch.inference_mode(held.tensor.is_inference()):
             held.tensor.requires_grad_(held.requires_grad)
-
-
-def _plain_changes(old: View, now: View) -> list[str]:
-    found: list[str] = []
-    for name, value in old.plain.items():
-        if name in now.plain:
-            if not _is_equal(value, now.plain[name]):
-                found.append(f"{name}: {_text(value)} -> {_text(now.plain[name])}")
-        elif name not in now.tensors and name not in old.entries:
-            found.append(f"{name}: {_text(value)} -> {'another object' if name in now.lengths else 'gone'}")
-    new = [name for name in now.plain if name not in old.plain]
-    told = old.tensors.keys() | now.entries
-    return found + [f"{name}: not there -> {_text(now.plain[name])}" for name in new if name not in told]
-
-
-def _length_changes(old: View, now: View) -> list[str]:
-    both = [(name, length, now.lengths[name]) for name, length in old.lengths.items() if name in now.lengths]
-    return [f"len({name}): {before} -> {after}" for name, before, after in both if before != after]
-
-
-def _training_changes(old: View, now: View) -> list[str]:
-    both = [(name, flag, now.training[name]) for name, flag in old.training.items() if name in now.training]
-    return [f"{name or 'model'}: {before} -> {after}" for name, before, after in both if before != after]
-
-
-def _is_equal(one: Any, other: Any) -> bool:
-    if type(one) is not type(other):
-        return False
-    return bool(one == other) or (one != one and other != other)
-
-
-def _text(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= _MAX_VALUE_CHARS else f"{text[:_MAX_VALUE_CHARS]}..."

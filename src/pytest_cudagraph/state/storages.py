@@ -1,7 +1,6 @@
-"""Tensors as memory: where they lie, and whether the bits there are what they were.
+"""Tensors as memory: their addresses, and copies of their storages.
 
-Whole storages are saved and compared, so that tied parameters and views are saved once, expanded tensors can be
-written back, and NaN equals NaN.
+Whole storages are saved. So tied parameters and views are saved once, and expanded tensors can be restored.
 """
 
 from __future__ import annotations
@@ -10,12 +9,9 @@ from typing import NamedTuple
 
 import torch
 
-_WORD = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""Integers of the size of each element: they compare as bits."""
-
 
 class TensorLayout(NamedTuple):
-    """Where a tensor lies; two tensors of equal layout are the same memory read in the same way."""
+    """The address and format of a tensor. Tensors of equal layout read the same memory in the same way."""
 
     address: int
     offset: int
@@ -26,7 +22,7 @@ class TensorLayout(NamedTuple):
 
 
 class SavedStorage:
-    """A copy of one storage. Holds the storage too, so that its address is not given to another."""
+    """A copy of one storage. It also holds the storage, so that no other storage gets its address."""
 
     def __init__(self, storage: torch.UntypedStorage) -> None:
         self.storage = storage
@@ -39,26 +35,26 @@ class SavedStorage:
         return self.storage.nbytes() != self.copy.nbytes or not torch.equal(self._words, self.copy)
 
     def restore(self) -> None:
-        """Write the copy back; to the same address, unless the storage was resized."""
+        """Write the copy back, to the same address unless the storage was resized."""
         if self.storage.nbytes() != self.copy.nbytes:
             self.storage.resize_(self.copy.nbytes)
         self._words.copy_(self.copy)
 
 
 def is_addressable(tensor: torch.Tensor) -> bool:
-    """Whether the tensor is strided memory (or meta, without any); not sparse, nested, or simulated."""
+    """Whether the tensor is strided (meta included). Sparse, nested and simulated tensors are not addressable."""
     if tensor.layout is not torch.strided or tensor.is_nested:
         return False
     try:
         storage = tensor.untyped_storage()
-        # A simulated tensor says it is on a device while its storage is on meta; asking its address would warn.
+        # A simulated tensor names a real device, but its storage is on meta. Its address would cause a warning.
         return storage.device.type == tensor.device.type and storage.data_ptr() >= 0
     except (RuntimeError, NotImplementedError):  # wrapper subclasses own no memory
         return False
 
 
 def layout_of(tensor: torch.Tensor) -> TensorLayout:
-    """Where the tensor lies now."""
+    """The layout of the tensor now."""
     return TensorLayout(
         tensor.untyped_storage().data_ptr(),
         int(tensor.storage_offset()),
@@ -70,30 +66,17 @@ def layout_of(tensor: torch.Tensor) -> TensorLayout:
 
 
 def has_bits(tensor: torch.Tensor) -> bool:
-    """Whether there is memory to save: not for meta and empty tensors."""
+    """Whether there is memory to save. Meta and empty tensors have none."""
     return tensor.device.type != "meta" and tensor.untyped_storage().nbytes() > 0
 
 
 def words_of(storage: torch.UntypedStorage) -> torch.Tensor:
-    """The whole storage as a vector of integers, sharing its memory."""
+    """The whole storage as a vector of integers that shares its memory."""
     dtype = torch.int64 if storage.nbytes() % 8 == 0 else torch.uint8
     return torch.empty(0, dtype=dtype, device=storage.device).set_(storage)
 
 
-def same_bits(layout: TensorLayout, one: torch.UntypedStorage, other: torch.UntypedStorage) -> bool:
-    """Whether two storages hold the same bits where a tensor of this layout lies."""
-    return torch.equal(_words_at(layout, one), _words_at(layout, other))
-
-
 def tensor_at(layout: TensorLayout, storage: torch.UntypedStorage) -> torch.Tensor:
-    """The tensor of this layout in a storage, sharing its memory."""
+    """The tensor of this layout in a storage. It shares the memory."""
     made = torch.empty(0, dtype=layout.dtype, device=storage.device)
     return made.set_(storage, layout.offset, layout.shape, layout.strides)
-
-
-def _words_at(layout: TensorLayout, storage: torch.UntypedStorage) -> torch.Tensor:
-    size, offset, shape, strides = layout.dtype.itemsize, layout.offset, layout.shape, layout.strides
-    if size == 16:  # complex128: two words an element
-        size, offset, shape, strides = 8, offset * 2, (*shape, 2), (*(2 * stride for stride in strides), 1)
-    made = torch.empty(0, dtype=_WORD[size], device=storage.device)
-    return made.set_(storage, offset, shape, strides)

@@ -1,9 +1,9 @@
-"""Finding what a model holds: tensors, plain values and containers, by the names a user would call them.
+"""Find what a model holds: tensors, plain values and containers, by the names that a user would use.
 
-Followed are modules, dict, list, tuple, deque, objects with ``__dict__`` or ``__slots__``, bound methods,
-``functools.partial`` and what functions close over. Not followed are globals, classes, sets, and objects of torch,
-the standard library and the test framework, whose insides (compiler caches, locks, fixtures) change without the
-model's doing and must not be put back.
+The walk enters modules, dict, list, tuple, deque, objects with ``__dict__`` or ``__slots__``, bound methods,
+``functools.partial`` and variables that functions close over. It does not enter globals, classes and sets. It also does
+not enter objects of torch, the standard library and the test framework: they change on their own (compiler caches,
+locks, fixtures) and must not be restored.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from pytest_cudagraph.state.frames import (
 from pytest_cudagraph.state.storages import is_addressable
 
 _MAX_DEPTH = 8
-"""Containers within containers below a module. A cache is 4 deep; deeper ones are data, not state."""
+"""Levels of containers below a module. A cache has 4. Deeper ones are data, not state."""
 
 _MAX_ENTRIES = 4096
 """Entries of one container. Longer ones are vocabularies and data sets, not state."""
@@ -43,40 +43,31 @@ _PLAIN = (
     torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format,
 )  # fmt: skip
 _PLAIN_EXACT = frozenset(_PLAIN)
+_MAX_VALUE_CHARS = 60
 _MODULE_TABLES = ("_parameters", "_buffers", "_modules")
 _MODULE_OWN = frozenset(nn.Module().__dict__) - frozenset(_MODULE_TABLES) | {"_compiled_call_impl"}
-_NOT_FOLLOWED = frozenset(
-    {
-        "torch",
-        "functorch",
-        "triton",
-        "numpy",
-        "pytest",
-        "_pytest",
-        "pluggy",
-        "pytest_cudagraph",
-        *sys.stdlib_module_names,
-    }
+_NOT_FOLLOWED = sys.stdlib_module_names | set(
+    "torch functorch triton numpy pytest _pytest pluggy pytest_cudagraph".split()
 )
 _OPAQUE = (type, ModuleType, BuiltinFunctionType, torch.Generator, set, frozenset)
 
 
 class View:
-    """One look at a model. ``tensors`` holds every name, so a tied tensor several times; nothing is copied."""
+    """What a model holds at one moment. ``tensors`` lists a tied tensor under each name. Nothing is copied."""
 
     def __init__(self) -> None:
         self.tensors: dict[str, torch.Tensor] = {}
         self.plain: dict[str, Any] = {}
         self.lengths: dict[str, int] = {}
         self.entries: set[str] = set()
-        """Names in ``plain`` that are entries of a container: their coming and going is told by its length."""
+        """Names in ``plain`` that are entries of a container. Its length shows when they come or go."""
         self.training: dict[str, bool] = {}
         self.frames: list[Frame] = []
         self.not_seen: list[str] = []
 
 
 def look_at(model: Any, extras: Iterable[tuple[str, Any]] = ()) -> View:
-    """Everything reachable from ``model`` (names as in ``named_parameters``) and from named extras."""
+    """Everything reachable from ``model`` (names as in ``named_parameters``) and from the named extras."""
     walk = _Walk()
     walk.visit(model, "", 0)
     for name, extra in extras:
@@ -85,7 +76,7 @@ def look_at(model: Any, extras: Iterable[tuple[str, Any]] = ()) -> View:
 
 
 def modules_of(model: Callable[..., Any]) -> list[nn.Module]:
-    """The outermost modules that a callable holds: itself, bound to it, closed over, or in its attributes."""
+    """The outermost modules of a callable: itself, bound to it, closed over, or in its attributes."""
     walk = _Walk(outermost_only=True)
     walk.visit(model, "", 0)
     return walk.modules
@@ -96,7 +87,7 @@ class _Walk:
         self.view = View()
         self.modules: list[nn.Module] = []
         self._outermost_only = outermost_only
-        self._seen: dict[int, Any] = {}  # holds the objects too, so that no id is used again during the walk
+        self._seen: dict[int, Any] = {}  # keeps the objects alive, so that no id is reused during the walk
 
     def visit(self, value: Any, name: str, depth: int) -> None:
         if type(value) in _PLAIN_EXACT or isinstance(value, _PLAIN):
@@ -111,7 +102,7 @@ class _Walk:
                 self._container(value, name, depth + 1)
 
     def _tensor(self, tensor: torch.Tensor, name: str, depth: int) -> None:
-        if hasattr(tensor, "__tensor_flatten__"):  # a wrapper (quantised, distributed): its inner tensors hold the data
+        if hasattr(tensor, "__tensor_flatten__"):  # a wrapper (quantized, distributed) around the tensors with data
             for inner in tensor.__tensor_flatten__()[0]:
                 self.visit(getattr(tensor, inner), _dotted(name, inner), depth + 1)
         elif is_addressable(tensor):
@@ -126,7 +117,7 @@ class _Walk:
         own = module.__dict__
         self.view.training[name] = module.training
         self.view.frames.append(DictFrame(own, dict(own)))
-        if isinstance(module, torch.jit.ScriptModule):  # its tensors live in C++, not in the tables
+        if isinstance(module, torch.jit.ScriptModule):  # its tensors are in C++, not in the tables
             self._members([*module.named_parameters(), *module.named_buffers()], name, 0)
         for key, value in list(own.items()):
             if key in _MODULE_TABLES and isinstance(value, dict):
@@ -158,16 +149,17 @@ class _Walk:
         if len(value) > _MAX_ENTRIES:
             self.view.not_seen.append(name)
             return
+        entries: Iterable[tuple[Any, Any]] = enumerate(value)
         if isinstance(value, dict):
-            self.view.frames.append(DictFrame(value, {key: dict.__getitem__(value, key) for key in dict.keys(value)}))
-            steps = [(f"{name}[{key!r}]", dict.__getitem__(value, key)) for key in dict.keys(value)]
-        else:
-            steps = [(f"{name}[{position}]", entry) for position, entry in enumerate(value)]
-        if isinstance(value, list):
+            held = {key: dict.__getitem__(value, key) for key in dict.keys(value)}
+            self.view.frames.append(DictFrame(value, held))
+            entries = held.items()
+        elif isinstance(value, list):
             self.view.frames.append(ListFrame(value, list(value)))
         elif isinstance(value, deque):
             self.view.frames.append(DequeFrame(value, list(value)))
-        for step, entry in steps:
+        for key, entry in entries:
+            step = f"{name}[{key!r}]"
             self.view.entries.add(step)
             self.visit(entry, step, depth)
         if attributes_of(value):
@@ -179,7 +171,7 @@ class _Walk:
         for variable, cell in zip(function.__code__.co_freevars, function.__closure__, strict=True):
             try:
                 contents = cell.cell_contents
-            except ValueError:  # a variable that is not assigned yet
+            except ValueError:  # not assigned yet
                 continue
             self.view.frames.append(CellFrame(cell, contents))
             self.visit(contents, _dotted(name, variable), depth)
@@ -210,3 +202,36 @@ def _is_followed(cls: Any) -> bool:
 
 def _package(module: str | None) -> str:
     return (module or "").partition(".")[0]
+
+
+def plain_changes(old: View, now: View) -> list[str]:
+    """Changed plain values and lengths of containers: ``steps: 3 -> 4``, ``len(history): 1 -> 2``."""
+    found: list[str] = []
+    for name, value in old.plain.items():
+        if name in now.plain:
+            if not _is_equal(value, now.plain[name]):
+                found.append(f"{name}: {_text(value)} -> {_text(now.plain[name])}")
+        elif name not in now.tensors and name not in old.entries:
+            found.append(f"{name}: {_text(value)} -> {'another object' if name in now.lengths else 'gone'}")
+    new = [name for name in now.plain if name not in old.plain]
+    reported = old.tensors.keys() | now.entries
+    found += [f"{name}: not there -> {_text(now.plain[name])}" for name in new if name not in reported]
+    both = [(name, length, now.lengths[name]) for name, length in old.lengths.items() if name in now.lengths]
+    return found + [f"len({name}): {before} -> {after}" for name, before, after in both if before != after]
+
+
+def training_changes(old: View, now: View) -> list[str]:
+    """Modules whose training flag changed: ``encoder.dropout: False -> True``."""
+    both = [(name, flag, now.training[name]) for name, flag in old.training.items() if name in now.training]
+    return [f"{name or 'model'}: {before} -> {after}" for name, before, after in both if before != after]
+
+
+def _is_equal(one: Any, other: Any) -> bool:
+    if type(one) is not type(other):
+        return False
+    return bool(one == other) or (one != one and other != other)
+
+
+def _text(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _MAX_VALUE_CHARS else f"{text[:_MAX_VALUE_CHARS]}..."
