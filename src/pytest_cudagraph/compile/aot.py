@@ -185,18 +185,18 @@ class AotCompiler:
         return NestedCall(region, arguments, flat.result.layout), region, (*notes, WEIGHTS_NOTE)
 
     def _runner(self, program: ExportedProgram) -> tuple[Runner, tuple[str, ...]]:
-        order = BuildOptions.here(compile_options())
-        key = content_key(program, device=self.backend.device, options=order.options)
+        settings = BuildOptions.here(compile_options())
+        key = content_key(program, device=self.backend.device, options=settings.options)
         if key is None:
-            with self.cache.workshop() as folder:
-                built, notes = build(program, folder, order, self.deadline.remaining_s)
+            with self.cache.build_folder() as folder:
+                built, notes = build(program, folder, settings, self.deadline.remaining_s)
                 return load(built, self.backend.device), (*notes, UNCACHED_NOTE)
         with self.cache.locked(key, self.deadline.remaining_s):
             cached, found = self._cached(key)
             if cached is not None:
                 return cached, found
-            with self.cache.workshop() as folder:
-                built, notes = build(program, folder, order, self.deadline.remaining_s)
+            with self.cache.build_folder() as folder:
+                built, notes = build(program, folder, settings, self.deadline.remaining_s)
                 return load(self.cache.store(key, built), self.backend.device), (*notes, *found)
 
     def _cached(self, key: str) -> tuple[Runner | None, tuple[str, ...]]:

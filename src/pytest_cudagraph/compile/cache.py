@@ -164,7 +164,7 @@ class PackageCache:
         return package
 
     @contextmanager
-    def workshop(self) -> Iterator[Path]:
+    def build_folder(self) -> Iterator[Path]:
         """A new folder on the same file system, so that :meth:`store` is a rename; gone afterwards."""
         self._create_folder()
         folder = Path(tempfile.mkdtemp(prefix="building-", dir=self._folder))

@@ -1,4 +1,4 @@
-"""Exported program to package, in a child process that can be killed as a whole."""
+"""Turn an exported program into a package, in a child process that can be killed with all its children."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -18,20 +19,20 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import torch
 
-from pytest_cudagraph.errors import CudagraphError
+from pytest_cudagraph.errors import CudagraphError, first_line
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
-PROGRAM, ORDER, PACKAGE, LOG, FAILURE = "program.pt2", "order.pickle", "package.pt2", "log.txt", "failure.json"
-LOADED_NOT, FAILED = 3, 4
-"""Exit codes of the child: it could not load the program (no package tried), or packaging raised."""
+PROGRAM, SETTINGS, PACKAGE, LOG, FAILURE = "program.pt2", "settings.pickle", "package.pt2", "log.txt", "failure.json"
+NOT_LOADED, FAILED = 3, 4
+"""Exit codes of the child: it could not load the program, or packaging raised."""
 _LOG_LINES = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildOptions:
-    """The settings of this process that the generated code depends on."""
+    """The settings of this process that affect the generated code."""
 
     options: dict[str, Any]
     threads: int
@@ -50,44 +51,72 @@ class BuildOptions:
 
 
 def build(
-    program: ExportedProgram, folder: Path, order: BuildOptions, timeout_s: float
+    program: ExportedProgram, folder: Path, settings: BuildOptions, timeout_s: float
 ) -> tuple[Path, tuple[str, ...]]:
-    """Package ``program`` in ``folder``: the file, and notes.
+    """Package ``program`` in ``folder``. Returns the file and notes.
 
-    Raises :class:`TimeoutError` after ``timeout_s`` and :class:`~pytest_cudagraph.errors.CudagraphError` when packaging
-    fails. A program that does not survive the way to another process (operators or types that only this process knows)
-    is packaged here, where only an alarm can stop it.
+    Raises :class:`TimeoutError` after ``timeout_s``, and :class:`~pytest_cudagraph.errors.CudagraphError` if packaging
+    fails. If the child cannot load the program (it uses operators or types of this process), package it in this
+    process, where only an alarm can stop it.
     """
-    if _save(program, folder, order):
+    if _save(program, folder, settings):
         code = run_child(child_command(folder), folder / LOG, timeout_s)
         if code == 0:
             return folder / PACKAGE, ()
-        if code != LOADED_NOT:
+        if code != NOT_LOADED:
             raise CudagraphError(_failure_text(folder, code))
-    package(program, folder / PACKAGE, order)
-    return folder / PACKAGE, ("packaged in this process: another one cannot load the exported program",)
+    package(program, folder / PACKAGE, settings)
+    return folder / PACKAGE, ("packaged in this process: another process cannot load the exported program",)
 
 
-def package(program: ExportedProgram, path: Path, order: BuildOptions) -> None:
-    """Run AOTInductor on ``program`` under the settings of ``order``."""
+def package(program: ExportedProgram, path: Path, settings: BuildOptions) -> None:
+    """Run AOTInductor on ``program`` with these settings."""
     from torch._inductor import aoti_compile_and_package
 
-    with _settings(order):
+    with _applied(settings):
         aoti_compile_and_package(program, package_path=str(path))
 
 
 def child_command(folder: Path) -> list[str]:
-    """The command whose process packages what lies in ``folder``; see ``package_worker`` beside this module."""
-    return [sys.executable, "-W", "ignore", "-m", "pytest_cudagraph.compile.package_worker", str(folder)]
+    """The command of a process that runs :func:`work` on ``folder``."""
+    code = "import sys; from pytest_cudagraph.compile import packages; sys.exit(packages.work(sys.argv[1]))"
+    return [sys.executable, "-W", "ignore", "-c", code, str(folder)]
+
+
+def work(folder_name: str) -> int:
+    """In the child: package the program in the folder. Returns the exit code."""
+    threading.Thread(target=_die_with_parent, daemon=True).start()
+    folder = Path(folder_name)
+    settings: BuildOptions = pickle.loads((folder / SETTINGS).read_bytes())
+    try:
+        program = torch.export.load(folder / PROGRAM)
+    except Exception:
+        # The parent holds the program and can package it itself, whatever the reason.
+        return NOT_LOADED
+    try:
+        package(program, folder / PACKAGE, settings)
+    except Exception as exc:
+        # The parent can read only text.
+        (folder / FAILURE).write_text(json.dumps(first_line(exc)), encoding="utf-8")
+        return FAILED
+    return 0
+
+
+def _die_with_parent() -> None:
+    """End this process group when standard input is closed: the parent was killed."""
+    os.read(sys.stdin.fileno(), 1)  # the buffered stream has a lock that would block the interpreter's exit
+    if hasattr(os, "killpg"):
+        os.killpg(0, signal.SIGKILL)
+    os._exit(1)
 
 
 def run_child(command: list[str], log: Path, timeout_s: float) -> int:
-    """The exit code of ``command``. Its process group dies with this call, whatever ends it."""
+    """Run ``command`` and return its exit code. Its process group is killed when this call ends."""
     path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
     with log.open("wb") as output:
         process = subprocess.Popen(
             command,
-            # The child reads this pipe to learn of its parent's death.
+            # The child reads this pipe to notice that its parent died.
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -115,40 +144,40 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.stdin.close()
 
 
-def _save(program: ExportedProgram, folder: Path, order: BuildOptions) -> bool:
+def _save(program: ExportedProgram, folder: Path, settings: BuildOptions) -> bool:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             torch.export.save(program, folder / PROGRAM)
-            (folder / ORDER).write_bytes(pickle.dumps(order))
+            (folder / SETTINGS).write_bytes(pickle.dumps(settings))
     except OSError:
         raise
     except Exception:
-        # Serialisation fails in as many ways as there are types; each means the same: this program cannot travel.
+        # Serialization fails in many ways. Each means that the child cannot load this program.
         return False
     return True
 
 
 @contextmanager
-def _settings(order: BuildOptions) -> Iterator[None]:
+def _applied(settings: BuildOptions) -> Iterator[None]:
     from torch._inductor import config
 
     current = config.save_config_portable()
-    changed = {name: value for name, value in order.options.items() if current.get(name) != value}
+    changed = {name: value for name, value in settings.options.items() if current.get(name) != value}
     before = BuildOptions.here({})
     with ExitStack() as undo:
         undo.callback(_apply, before)
-        _apply(order)
+        _apply(settings)
         if changed:
             undo.enter_context(config.patch(changed))
         yield
 
 
-def _apply(order: BuildOptions) -> None:
-    if torch.get_num_threads() != order.threads:
-        torch.set_num_threads(order.threads)
-    torch.set_float32_matmul_precision(order.matmul_precision)
-    torch.use_deterministic_algorithms(order.is_deterministic)
+def _apply(settings: BuildOptions) -> None:
+    if torch.get_num_threads() != settings.threads:
+        torch.set_num_threads(settings.threads)
+    torch.set_float32_matmul_precision(settings.matmul_precision)
+    torch.use_deterministic_algorithms(settings.is_deterministic)
 
 
 def _failure_text(folder: Path, code: int) -> str:

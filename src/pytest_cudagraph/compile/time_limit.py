@@ -1,8 +1,8 @@
-"""A time limit that really stops a compile.
+"""Stop a compile at its time limit.
 
 Compilers run in three places: Python code of this thread (tracing, lowering), child processes (``g++``, ``ptxas``),
-and PyTorch's pool of compile workers. An interval timer interrupts the first and, before it does, kills the others. It
-exists on POSIX systems and in the main thread only; elsewhere the limit is looked at after each compile.
+and PyTorch's pool of compile workers. An interval timer kills the processes, then interrupts the Python code. Such a
+timer exists only on POSIX systems and in the main thread. Elsewhere the limit is checked after each compile.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ _COMPILER = re.compile(
     r"(.*-)?(g\+\+|gcc|c\+\+|cc|cc1|cc1plus|clang|clang\+\+|collect2|ld|ld\.\w+|as|nvcc|cicc|ptxas|fatbinary|cudafe\+\+|icpx|icx|cl|link)"
     r"(-[\d.]+)?(\.exe)?"
 )
-_WORKER = "compile_worker"  # in the command line of every process of PyTorch's pool
+_WORKER = "compile_worker"  # in the command line of each process of PyTorch's pool
 _SHORTEST_S = 1e-3  # setitimer takes 0 as "no alarm"
-_AGAIN_S = 0.5  # an exception raised inside a destructor is lost, so the alarm keeps ringing
+_AGAIN_S = 0.5  # the alarm repeats, because Python ignores an exception inside a destructor
 
 
 class TimeIsUp(BaseException):
-    """Interrupts a compile; no ``except Exception`` of the compiler may swallow it. Never leaves this module."""
+    """Interrupts a compile. A BaseException, so that ``except Exception`` in a compiler does not catch it."""
 
 
 class Deadline:
-    """The moment until which the compiles of one model may run."""
+    """The end of the time for all compiles of one model."""
 
     def __init__(self, limit_s: float) -> None:
         self.limit_s = limit_s
@@ -52,78 +52,75 @@ class Deadline:
 
     @property
     def remaining_s(self) -> float:
-        """Seconds left; 0 when there are none."""
+        """Seconds left, at least 0."""
         return max(0.0, self.ends_s - time.monotonic())
 
     def timeout(self, mode: str, batch_size: int) -> CompileTimeout:
-        """The error of a compile that ran into this deadline."""
+        """The error for a compile that reached the deadline."""
         used = seconds_text(to_ns(time.monotonic() - self._started_s))
         return CompileTimeout(
-            f"compile={mode!r} was stopped at batch {batch_size} after {used}; "
-            f"all batch sizes of a model together may take {seconds_text(to_ns(self.limit_s))}\n"
+            f"compile={mode!r} was stopped at batch {batch_size} after {used}: "
+            f"the limit for all batch sizes of a model together is {seconds_text(to_ns(self.limit_s))}\n"
             f"  to try: fewer batch sizes, a larger time limit, or compile='none'"
         )
 
 
 @contextmanager
 def stopped_at(deadline: Deadline, mode: str, batch_size: int) -> Iterator[None]:
-    """Stop what runs inside at the deadline, with :class:`~pytest_cudagraph.errors.CompileTimeout`."""
-    alarm = _Alarm(deadline.ends_s) if can_interrupt() else None
+    """Stop the code inside at the deadline. Raises :class:`~pytest_cudagraph.errors.CompileTimeout`."""
+    alarm = _Alarm(deadline.ends_s)
     modes = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
     try:
-        if alarm:
-            alarm.set()
+        alarm.set()
         yield
-        if alarm:
-            alarm.clear()  # here already, so that an alarm of the last moment is still caught below
+        alarm.clear()  # here, so that an alarm at the last moment is still handled below
     except BaseException as exc:
-        # Whatever surfaced, a compiler's own wrapping of the interruption included, the clock is the reason.
-        if alarm and alarm.rang and not isinstance(exc, KeyboardInterrupt):
-            alarm.clear()
-            _leave_modes(exc, *modes)
-            raise deadline.timeout(mode, batch_size) from None
-        raise
+        alarm.clear()
+        if not alarm.rang or isinstance(exc, KeyboardInterrupt):
+            raise
+        # The compiler may have wrapped the interruption in its own exception. The alarm is the cause.
+        _restore_modes(exc, *modes)
+        raise deadline.timeout(mode, batch_size) from None
     finally:
-        if alarm:
-            alarm.clear()
+        alarm.clear()
     if deadline.remaining_s == 0:
         raise deadline.timeout(mode, batch_size)
 
 
-def _leave_modes(interruption: BaseException, inference: bool, grad: bool) -> None:
-    """Bring torch's modes back to what they were before what was interrupted.
+def _restore_modes(interruption: BaseException, is_inference: bool, has_grad: bool) -> None:
+    """Restore torch's modes after an interruption.
 
-    An alarm that rings while a mode is being entered leaves a context that nobody will leave. It puts back the mode it
-    found when its memory goes, which for frames of a traceback may be in the middle of another test: so it goes now.
+    If the alarm rings while ``torch.inference_mode`` is being entered, nobody leaves it. Such a guard restores its old
+    mode when Python deletes it, which may be during a later test. So delete it here, with the frames that hold it.
     """
-    told: BaseException | None = interruption
-    while told is not None:
-        traceback.clear_frames(told.__traceback__)
-        told = told.__context__
+    error: BaseException | None = interruption
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__context__
     gc.collect()
-    if torch.is_inference_mode_enabled() != inference:
-        guard = torch._C._InferenceMode(inference)
+    if torch.is_inference_mode_enabled() != is_inference:
+        guard = torch._C._InferenceMode(is_inference)
         guard.__enter__()  # type: ignore[no-untyped-call]
-        _LASTING.append(guard)
-    torch.set_grad_enabled(grad)
+        _NEVER_LEFT.append(guard)
+    torch.set_grad_enabled(has_grad)
 
 
-_LASTING: list[object] = []
-"""Modes that are never left: leaving them would bring back what an interrupted context has set."""
+_NEVER_LEFT: list[object] = []
+"""Guards of :func:`_restore_modes`. Leaving one would set the mode of the interrupted code again."""
 
 
-def can_interrupt() -> bool:
-    """Whether Python code of this thread can be interrupted by a timer."""
+def _can_interrupt() -> bool:
+    """Whether a timer can interrupt Python code of this thread."""
     return (
         hasattr(signal, "setitimer")
         and threading.current_thread() is threading.main_thread()
-        # A handler that was not installed from Python could not be put back.
+        # Python cannot restore a handler that was installed by C code.
         and signal.getsignal(signal.SIGALRM) is not None
     )
 
 
 class _Alarm:
-    """The process's one interval timer, shared with whoever armed it before: the earlier moment rings first."""
+    """The interval timer of the process. Another plugin may have set it before: both alarms ring at their times."""
 
     def __init__(self, ends_s: float) -> None:
         self.rang = False
@@ -135,6 +132,8 @@ class _Alarm:
         self._other_interval_s = 0.0
 
     def set(self) -> None:
+        if not _can_interrupt():
+            return
         self._others = {child.pid for child in psutil.Process().children(recursive=True)}
         delay_s, self._other_interval_s = signal.setitimer(signal.ITIMER_REAL, 0)
         self._other_due_s = time.monotonic() + delay_s if delay_s else None
@@ -164,37 +163,33 @@ class _Alarm:
         now_s = time.monotonic()
         if self._other_due_s is not None and now_s >= self._other_due_s:
             self._other_due_s = now_s + self._other_interval_s if self._other_interval_s else None
-            self._arm(max(self._ends_s, now_s + _AGAIN_S))  # before the call, which may raise, in vain perhaps
+            self._arm(max(self._ends_s, now_s + _AGAIN_S))  # first, because the handler may raise
             if callable(self._handler):
                 self._handler(number, frame)
         if now_s < self._ends_s:
             self._arm(self._ends_s)
             return
         self.rang = True
-        signal.setitimer(signal.ITIMER_REAL, 0)  # nothing may interrupt the killing
+        signal.setitimer(signal.ITIMER_REAL, 0)  # no alarm while killing
         _kill_compilers(self._others)
         self._arm(time.monotonic() + _AGAIN_S)
         raise TimeIsUp
 
 
 def _kill_compilers(spare: set[int]) -> None:
-    """Kill the compilers below this process, before their parents die and they become nobody's children."""
+    """Kill the compilers below this process, while their parents still live and they can be found."""
     for child in psutil.Process().children(recursive=True):
         try:
             is_compiler = child.pid not in spare and _COMPILER.fullmatch(child.name()) is not None
-            if is_compiler or _is_worker(child):
+            # A pool worker may be older than this compile, but works only for it.
+            if is_compiler or any(_WORKER in word for word in child.cmdline()):
                 child.kill()
         except psutil.Error:
-            continue  # gone by itself
-
-
-def _is_worker(process: psutil.Process) -> bool:
-    # A worker may be older than this compile and still be busy with nothing but this compile.
-    return any(_WORKER in word for word in process.cmdline())
+            continue  # already ended
 
 
 def _forget_workers() -> None:
-    """Let PyTorch start a new pool next time; it would wait for ever for answers of the killed one."""
+    """Let PyTorch start a new pool next time. It would wait for the killed one for ever."""
     compiling = sys.modules.get("torch._inductor.async_compile")
     shutdown = getattr(compiling, "shutdown_compile_workers", None)
     if shutdown is not None:

@@ -84,7 +84,7 @@ def packaged_as_exported(monkeypatch):
 
     built = []
 
-    def build(program, folder, order, timeout_s):
+    def build(program, folder, settings, timeout_s):
         built.append(program)
         torch.export.save(program, folder / "package.pt2")
         return folder / "package.pt2", ()

@@ -14,7 +14,7 @@ from pytest_cudagraph.errors import CudagraphError
 @pytest.fixture
 def put(tmp_path):
     def put(cache, key, content=b"package"):
-        with cache.workshop() as folder:
+        with cache.build_folder() as folder:
             built = folder / "package.pt2"
             built.write_bytes(content)
             return cache.store(key, built)
@@ -70,7 +70,7 @@ def test_a_second_process_waits_no_longer_than_it_may(tmp_path):
 
 
 def test_packages_stay_out_of_version_control(tmp_path):
-    with PackageCache(tmp_path / "aot").workshop():
+    with PackageCache(tmp_path / "aot").build_folder():
         pass
     assert (tmp_path / "aot" / ".gitignore").read_text() == "*\n"
     assert [path.name for path in (tmp_path / "aot").iterdir()] == [".gitignore"]
@@ -78,7 +78,7 @@ def test_packages_stay_out_of_version_control(tmp_path):
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(CudagraphError) as raised, PackageCache(tmp_path / "file" / "aot").workshop():
+    with pytest.raises(CudagraphError) as raised, PackageCache(tmp_path / "file" / "aot").build_folder():
         pass
     reason = "Not a directory" if sys.platform != "win32" else "The system cannot find the path specified"
     assert str(raised.value) == (

@@ -284,7 +284,7 @@ def test_the_limit_holds_for_all_batch_sizes_together(backend, examples, tmp_pat
     with pytest.raises(CompileTimeout) as raised:
         compile_model(Small(), examples(2, 3), "inductor", backend, cache_dir=tmp_path, time_limit_s=0.0)
     assert str(raised.value).startswith("compile='inductor' was stopped at batch 2 after ")
-    assert "all batch sizes of a model together may take 0 ms" in str(raised.value)
+    assert "the limit for all batch sizes of a model together is 0 ms" in str(raised.value)
 
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs a POSIX interval timer")
@@ -305,7 +305,7 @@ def test_a_compiler_that_never_ends_is_stopped_and_the_next_compile_works(backen
 def test_a_package_that_takes_too_long_is_a_timeout(backend, examples, tmp_path, packaged_as_exported, monkeypatch):
     from pytest_cudagraph.compile import aot
 
-    def late(program, folder, order, timeout_s):
+    def late(program, folder, settings, timeout_s):
         raise TimeoutError("not packaged within 600 s")
 
     monkeypatch.setattr(aot, "build", late)

@@ -28,7 +28,7 @@ grandchild.wait()
 
 
 @pytest.fixture
-def order():
+def settings():
     return BuildOptions.here({})
 
 
@@ -60,8 +60,8 @@ def test_a_late_child_dies_with_all_it_started(tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs process groups")
-def test_a_child_whose_parent_dies_ends_itself(tmp_path, order):
-    (tmp_path / packages.ORDER).write_bytes(pickle.dumps(order))
+def test_a_child_whose_parent_dies_ends_itself(tmp_path, settings):
+    (tmp_path / packages.SETTINGS).write_bytes(pickle.dumps(settings))
     os.mkfifo(tmp_path / packages.PROGRAM)
     # Blocked on a program that never comes, it hears of its parent through standard input only.
     child = subprocess.Popen(packages.child_command(tmp_path), stdin=subprocess.PIPE, start_new_session=True)
@@ -69,44 +69,44 @@ def test_a_child_whose_parent_dies_ends_itself(tmp_path, order):
     assert child.returncode == -signal.SIGKILL
 
 
-def test_a_program_that_cannot_travel_is_packaged_here(tmp_path, order, program, monkeypatch):
+def test_a_program_that_cannot_travel_is_packaged_here(tmp_path, settings, program, monkeypatch):
     def fail(*args):
         raise ValueError("no serializer for this type")
 
     monkeypatch.setattr(torch.export, "save", fail)
     packaged = []
-    monkeypatch.setattr(packages, "package", lambda program, path, order: packaged.append(path))
-    path, notes = build(program, tmp_path, order, 60.0)
+    monkeypatch.setattr(packages, "package", lambda program, path, settings: packaged.append(path))
+    path, notes = build(program, tmp_path, settings, 60.0)
     assert packaged == [path] == [tmp_path / "package.pt2"]
-    assert notes == ("packaged in this process: another one cannot load the exported program",)
+    assert notes == ("packaged in this process: another process cannot load the exported program",)
 
 
-def test_a_program_that_the_child_cannot_load_is_packaged_here(tmp_path, order, program, monkeypatch):
-    monkeypatch.setattr(packages, "run_child", lambda *args: packages.LOADED_NOT)
+def test_a_program_that_the_child_cannot_load_is_packaged_here(tmp_path, settings, program, monkeypatch):
+    monkeypatch.setattr(packages, "run_child", lambda *args: packages.NOT_LOADED)
     packaged = []
-    monkeypatch.setattr(packages, "package", lambda program, path, order: packaged.append(path))
-    assert build(program, tmp_path, order, 60.0)[1] != ()
+    monkeypatch.setattr(packages, "package", lambda program, path, settings: packaged.append(path))
+    assert build(program, tmp_path, settings, 60.0)[1] != ()
     assert packaged == [tmp_path / "package.pt2"]
 
 
-def test_a_failure_in_the_child_is_told(tmp_path, order, program, monkeypatch):
+def test_a_failure_in_the_child_is_told(tmp_path, settings, program, monkeypatch):
     def fail(command, log, timeout_s):
         (tmp_path / packages.FAILURE).write_text(json.dumps("InvalidCxxCompiler: no compiler"))
         return packages.FAILED
 
     monkeypatch.setattr(packages, "run_child", fail)
     with pytest.raises(CudagraphError, match=r"^InvalidCxxCompiler: no compiler$"):
-        build(program, tmp_path, order, 60.0)
+        build(program, tmp_path, settings, 60.0)
 
 
-def test_a_child_that_dies_leaves_its_last_words(tmp_path, order, program, monkeypatch):
+def test_a_child_that_dies_leaves_its_last_words(tmp_path, settings, program, monkeypatch):
     def die(command, log, timeout_s):
         log.write_text("".join(f"line {i}\n" for i in range(9)))
         return -11
 
     monkeypatch.setattr(packages, "run_child", die)
     with pytest.raises(CudagraphError) as raised:
-        build(program, tmp_path, order, 60.0)
+        build(program, tmp_path, settings, 60.0)
     assert str(raised.value) == (
         "the packaging process ended with exit code -11\n    line 4\n    line 5\n    line 6\n    line 7\n    line 8"
     )
@@ -122,10 +122,10 @@ def test_packaging_runs_under_the_settings_of_its_order_and_puts_them_back(monke
 
     monkeypatch.setattr("torch._inductor.aoti_compile_and_package", package)
     before = torch.get_num_threads(), torch.get_float32_matmul_precision(), config.freezing
-    order = BuildOptions(
+    settings = BuildOptions(
         options={"freezing": not config.freezing}, threads=1, matmul_precision="high", is_deterministic=False
     )
-    packages.package(None, tmp_path / "package.pt2", order)
+    packages.package(None, tmp_path / "package.pt2", settings)
     assert seen == [(1, "high", not before[2], str(tmp_path / "package.pt2"))]
     assert (torch.get_num_threads(), torch.get_float32_matmul_precision(), config.freezing) == before
 

@@ -76,7 +76,7 @@ def test_what_blocks_is_stopped_at_the_limit(blocked):
     found = str(raised.value)
     assert found.startswith("compile='inductor' was stopped at batch 8 after ")
     assert found.endswith(
-        "; all batch sizes of a model together may take 50 ms\n"
+        ": the limit for all batch sizes of a model together is 50 ms\n"
         "  to try: fewer batch sizes, a larger time limit, or compile='none'"
     )
 
