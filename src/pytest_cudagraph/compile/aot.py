@@ -1,7 +1,7 @@
-"""``torch.export`` and AOTInductor for one batch size: a package that runs no Python of the model.
+"""Compile mode ``aot``: export a model, compile it with AOTInductor, and load the package.
 
-Weights and buffers live inside the package. Parameters updated in place after the compile are not seen by it, and state
-that the model writes does not come back to the module; the check stage compares both.
+A package runs no Python of the model and holds its own weights and buffers. So it does not see parameters updated after
+the compile, and the module does not see state that the package writes. The check stage compares both.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """What a tensor must be to be passed to compiled code."""
+class TensorSpec:
+    """The tensor that compiled code takes for one argument."""
 
     shape: torch.Size
     stride: tuple[int, ...]
@@ -39,18 +39,18 @@ class Place:
     device: torch.device
 
     @classmethod
-    def of(cls, tensor: torch.Tensor) -> Place:
-        """The place that ``tensor`` fits."""
+    def of(cls, tensor: torch.Tensor) -> TensorSpec:
+        """The spec of ``tensor``."""
         return cls(shape=tensor.shape, stride=tensor.stride(), dtype=tensor.dtype, device=tensor.device)
 
     def fits(self, value: Any) -> bool:
-        """Whether ``value`` is such a tensor, its strides aside."""
+        """Whether ``value`` is such a tensor. Strides may differ."""
         if not isinstance(value, torch.Tensor):
             return False
         return (value.shape, value.dtype, value.device) == (self.shape, self.dtype, self.device)
 
     def laid_out(self, tensor: torch.Tensor) -> torch.Tensor:
-        """``tensor`` with the strides of this place; a package addresses memory by them, and does not look."""
+        """``tensor`` with these strides. A package relies on them without a check."""
         if tensor.stride() == self.stride:
             return tensor
         return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=self.device).copy_(tensor)
@@ -61,66 +61,66 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArgumentLayout:
-    """The nesting of a value, its plain values as they are, and the places of its tensors, by position."""
+    """The structure of a value, its plain values, and the specs of its tensors by position."""
 
     structure: pytree.Structure
     plain: tuple[Any, ...]
-    """All leaves; None where a tensor stands."""
-    places: Mapping[int, Place]
+    """All leaves, None for tensors."""
+    specs: Mapping[int, TensorSpec]
 
     @classmethod
     def of(cls, value: Any) -> ArgumentLayout:
         """The layout of ``value``."""
         flat, structure = pytree.flatten(value)
-        places = {i: Place.of(leaf) for i, leaf in enumerate(flat) if isinstance(leaf, torch.Tensor)}
-        plain = tuple(None if i in places else leaf for i, leaf in enumerate(flat))
-        return cls(structure=structure, plain=plain, places=places)
+        specs = {i: TensorSpec.of(leaf) for i, leaf in enumerate(flat) if isinstance(leaf, torch.Tensor)}
+        plain = tuple(None if i in specs else leaf for i, leaf in enumerate(flat))
+        return cls(structure=structure, plain=plain, specs=specs)
 
     def fill(self, tensors: Sequence[torch.Tensor]) -> Any:
-        """The value with these tensors in their places."""
+        """The value with these tensors."""
         flat = list(self.plain)
-        for i, tensor in zip(self.places, tensors, strict=True):
+        for i, tensor in zip(self.specs, tensors, strict=True):
             flat[i] = tensor
         return pytree.unflatten(self.structure, flat)
 
     def tensors_of(self, value: Any) -> list[torch.Tensor]:
-        """The tensors of arguments of this layout; :class:`InputError` names the first one that differs."""
+        """The tensors of ``value``. Raises :class:`InputError` naming the first leaf that does not fit."""
         flat, structure = pytree.flatten(value)
         if structure != self.structure:
-            raise InputError("the package takes arguments nested as in the example inputs; these are nested otherwise")
+            raise InputError("the package takes arguments of the structure of the example inputs, found another one")
         for i, leaf in enumerate(flat):
             self._check(i, leaf)
-        return [place.laid_out(flat[i]) for i, place in self.places.items()]
+        return [spec.laid_out(flat[i]) for i, spec in self.specs.items()]
 
     def _check(self, position: int, leaf: Any) -> None:
-        place, plain = self.places.get(position), self.plain[position]
-        if place.fits(leaf) if place else leaf is plain or leaf == plain:
+        spec, plain = self.specs.get(position), self.plain[position]
+        if spec.fits(leaf) if spec else leaf is plain or leaf == plain:
             return
         where = argument_name(pytree.paths(self.structure)[position])
-        expected = place or repr(plain)
-        found = Place.of(leaf) if isinstance(leaf, torch.Tensor) else repr(leaf)
+        expected = spec or repr(plain)
+        found = TensorSpec.of(leaf) if isinstance(leaf, torch.Tensor) else repr(leaf)
         raise InputError(f"{where}: the package is compiled for {expected}; found {found}")
 
 
 class TracedResult:
-    """What a traced call returned. An object of its own, since export puts a module's attributes back."""
+    """The layout of a traced call's result. A separate object, because export resets the attributes of a module."""
 
     def __init__(self) -> None:
         self._layout: ArgumentLayout | None = None
 
     @property
     def layout(self) -> ArgumentLayout:
-        """The nesting of the result; known once the model was traced."""
+        """The layout, known after the trace."""
         if self._layout is None:
             raise CudagraphError("the model was not called while it was exported")
         return self._layout
 
     def take(self, value: Any) -> tuple[torch.Tensor, ...]:
-        """Remember the layout of ``value``; its tensors."""
+        """Store the layout of ``value`` and return its tensors."""
         for path, leaf in pytree.named_leaves(value):
             if not isinstance(leaf, (torch.Tensor, *_PLAIN)):
                 raise CudagraphError(
-                    f"output{path} is of type {type(leaf).__name__}; a package returns tensors and plain values only\n"
+                    f"output{path} has type {type(leaf).__name__}, but a package holds only tensors and plain values\n"
                     "  to fix: return dicts, lists or tuples of these (transformers: use_cache=False), "
                     "or use compile='inductor'"
                 )
@@ -129,7 +129,7 @@ class TracedResult:
 
 
 class FlatModel(torch.nn.Module):
-    """The model from a flat list of tensors to a flat list of tensors: all that a package can hold."""
+    """The model as a function of flat lists of tensors, which is all that a package supports."""
 
     def __init__(self, model: Model, arguments: ArgumentLayout) -> None:
         super().__init__()
@@ -138,7 +138,7 @@ class FlatModel(torch.nn.Module):
         self.result = TracedResult()
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Rebuild the arguments, call, and keep the nesting of the result aside."""
+        """Rebuild the arguments, call the model, and store the layout of the result."""
         args, kwargs = self.arguments.fill(tensors)
         return self.result.take(self.model(*args, **kwargs))
 
@@ -152,32 +152,32 @@ class NestedCall:
         self._result = result
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the package; :class:`~pytest_cudagraph.errors.InputError` where it was compiled for other arguments."""
+        """Run the package. Raises :class:`~pytest_cudagraph.errors.InputError` if compiled for other arguments."""
         return self._result.fill(self._region(*self._arguments.tensors_of((args, kwargs))))
 
 
-WEIGHTS_NOTE = "weights and buffers live in the package: in-place updates made after the compile are not seen"
+WEIGHTS_NOTE = "the package holds its own weights and buffers: it does not see later in-place updates"
 CACHE_NOTE = "package from cache"
 DAMAGED_NOTE = "the cached package was damaged and has been rebuilt"
-UNCACHED_NOTE = "not cached: the graph holds parts whose content has no key (own Triton kernels, tensor subclasses)"
+UNCACHED_NOTE = "not cached: the graph holds parts that cannot be hashed (own Triton kernels, tensor subclasses)"
 
 Runner = Callable[[list[torch.Tensor]], list[torch.Tensor]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AotCompiler:
-    """Exports, then packages or finds the package, then loads."""
+    """Exports a model, then builds the package or finds it in the cache, then loads it."""
 
     backend: Backend
     cache: PackageCache
     deadline: Deadline
 
     def compile(self, model: Model, example: Example, label: str) -> tuple[NestedCall, CompiledRegion, tuple[str, ...]]:
-        """The package's call, its one region, and notes. Raises what PyTorch raises, and :class:`TimeoutError`."""
+        """The package as a call, its region, and notes. Raises errors of PyTorch, and :class:`TimeoutError`."""
         _require_capturable(self.backend)
         arguments = ArgumentLayout.of((example.args, example.kwargs))
         flat = FlatModel(model, arguments)
-        # Each time: the key is the exported graph itself, for no hash of source code tells what a model computes.
+        # Export each time: the key is the exported graph, because no hash of source code identifies a computation.
         tensors = tuple(arguments.tensors_of((example.args, example.kwargs)))
         program = torch.export.export(flat, tensors, strict=False)
         runner, notes = self._runner(program)
@@ -208,19 +208,19 @@ class AotCompiler:
         try:
             return load(path, self.backend.device), (CACHE_NOTE,)
         except (RuntimeError, OSError, ValueError):
-            # The bytes are those that were stored, yet they do not load.
+            # The checksum is right, but the package does not load.
             return None, (DAMAGED_NOTE,)
 
 
 def load(package: Path, device: str) -> Runner:
-    """The package's own entry point, without the thread synchronisation that a capture would refuse."""
+    """Load the package without thread synchronization, which a capture would refuse. Returns its entry point."""
     from torch._inductor import aoti_load_package
 
     index = torch.device(device).index
     wanted = {"run_single_threaded": True, "device_index": -1 if index is None else index}
     options: dict[str, Any] = {name: value for name, value in wanted.items() if name in _load_parameters()}
     loader: Any = aoti_load_package(str(package), **options).loader
-    # The object around it parses the nesting of its arguments anew in each call, at five times the cost of a small run.
+    # The object around the loader parses the structure of its arguments in each call: 5 times a small run.
     runner: Runner = getattr(loader, "boxed_run", None) or loader.run
     return runner
 
@@ -234,6 +234,6 @@ def _load_parameters() -> Mapping[str, inspect.Parameter]:
 def _require_capturable(backend: Backend) -> None:
     if backend.kind == "cuda" and "run_single_threaded" not in _load_parameters():
         raise CudagraphError(
-            f"compile='aot' on CUDA needs torch 2.7 or newer; found {torch.__version__}, whose loaded packages "
-            "synchronise threads, which a capture refuses\n  to go on: a newer torch, or compile='inductor'"
+            f"compile='aot' on CUDA needs torch 2.7 or newer, found {torch.__version__}: its packages "
+            "synchronize threads, which a capture refuses\n  to fix: install a newer torch, or use compile='inductor'"
         )

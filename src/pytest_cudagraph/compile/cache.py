@@ -1,4 +1,4 @@
-"""Ahead-of-time packages on disk: found by content, checked before use, built once however many processes ask."""
+"""The cache of packages on disk: found by content, verified before use, built by one process at a time."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
 _FORMAT = "1"
-_OWN_SOURCE = "triton_kernel_wrapper"  # such a node names a kernel by number; its source is not in the graph
+_OWN_SOURCE = "triton_kernel_wrapper"  # such a node holds the number of a kernel, not its source
 _IRRELEVANT = ("compile_threads", "worker", "log", "quiesce", "verbose", "progress")
 
 
 def content_key(program: ExportedProgram, *, device: str, options: Mapping[str, Any]) -> str | None:
-    """A hex digest that is equal only for packages that compute the same; None when no such thing can be said."""
+    """A hex digest that is equal only for packages that compute the same. None if the graph cannot be hashed."""
     text = _graph_text(program)
     constants = {**program.state_dict, **program.constants}
     if _OWN_SOURCE in text or not all(_is_hashable(value) for value in constants.values()):
@@ -43,14 +43,14 @@ def content_key(program: ExportedProgram, *, device: str, options: Mapping[str, 
 
 
 def compile_options() -> dict[str, Any]:
-    """Inductor's configuration of this process, as far as another process can be told of it."""
+    """Inductor's configuration of this process, as far as it can be pickled for another process."""
     from torch._inductor import config
 
     return {name: value for name, value in config.save_config_portable().items() if _can_travel(value)}
 
 
 def machine_text(device: str) -> str:
-    """What generated code depends on beside graph and options: PyTorch, the processor, settings of this process."""
+    """What generated code depends on besides graph and options: PyTorch, the processor, settings of this process."""
     on_cuda = torch.device(device).type == "cuda"
     gpu = f"{torch.cuda.get_device_name(device)} {torch.cuda.get_device_capability(device)}" if on_cuda else "cpu"
     return "\n".join(
@@ -89,18 +89,18 @@ def _layout_text(tensor: torch.Tensor) -> str:
 
 
 def _is_hashable(value: object) -> bool:
-    """Whether a tensor is nothing but its bytes; subclasses and sparse layouts are more."""
+    """Whether the bytes of a tensor define it. Subclasses and sparse layouts hold more than bytes."""
     if type(value) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
         return False
     return isinstance(value, torch.Tensor) and value.layout is torch.strided and not value.is_quantized
 
 
 def _update_with_bytes(digest: Any, tensor: torch.Tensor) -> None:
-    # Bytes in logical order, so that neither a view's storage nor its offset counts.
+    # Bytes in logical order, so that the storage and the offset of a view do not matter.
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     if flat.numel():
         size_bytes = flat.numel() * flat.element_size()
-        # Without a copy, and without numpy, which is no dependency.
+        # Without a copy, and without numpy, which is not a dependency.
         digest.update((ctypes.c_char * size_bytes).from_address(flat.data_ptr()))
 
 
@@ -113,11 +113,11 @@ def _can_travel(value: object) -> bool:
 
 
 MAX_PACKAGES = 64
-"""A package holds the model's weights: a folder that is never cleared would fill the disk of a build machine."""
+"""A package holds the weights of a model. Without a limit the folder would fill the disk."""
 
 
 class PackageCache:
-    """A folder of ``<key>.pt2`` files, each with the checksum it was stored with."""
+    """A folder of ``<key>.pt2`` files, each with its checksum in ``<key>.sha256``."""
 
     def __init__(self, folder: Path, max_packages: int = MAX_PACKAGES) -> None:
         self._folder = folder
@@ -125,7 +125,7 @@ class PackageCache:
 
     @contextmanager
     def locked(self, key: str, timeout_s: float) -> Iterator[None]:
-        """Keep other processes from building the same package; :class:`TimeoutError` when one keeps this one out."""
+        """Lock this package against other processes. Raises :class:`TimeoutError` if another one holds the lock."""
         self._create_folder()
         lock = FileLock(self._folder / f"{key}.lock")
         try:
@@ -138,26 +138,26 @@ class PackageCache:
             lock.release()
 
     def find(self, key: str) -> Path | None:
-        """The stored package, or None; whether it is whole, :meth:`is_damaged` tells."""
+        """The stored package, or None. See :meth:`is_damaged` for its content."""
         package = self._package(key)
         if not package.exists():
             return None
-        os.utime(package)  # the oldest are dropped first, and this one is in use
+        os.utime(package)  # the oldest are removed first, and this one is in use
         return package
 
     def is_damaged(self, key: str) -> bool:
-        """Whether a package is there whose bytes are not those that were stored."""
+        """Whether there is a package that does not match its checksum."""
         package, checksum = self._package(key), self._checksum(key)
         if not package.exists():
             return False
         return not checksum.exists() or checksum.read_text(encoding="ascii") != _sha256(package)
 
     def store(self, key: str, built: Path) -> Path:
-        """Move a freshly built package in, whole or not at all, and drop the oldest beyond the limit."""
+        """Move a new package in as one step, and remove the oldest beyond the limit."""
         package, checksum = self._package(key), self._checksum(key)
         written = built.with_suffix(".sha256")
         written.write_text(_sha256(built), encoding="ascii")
-        # The checksum goes first: a crash in between leaves a pair that does not match, and so is rebuilt.
+        # The checksum first: after a crash in between the pair does not match, and the package is rebuilt.
         written.replace(checksum)
         built.replace(package)
         self._drop_oldest()
@@ -165,7 +165,7 @@ class PackageCache:
 
     @contextmanager
     def build_folder(self) -> Iterator[Path]:
-        """A new folder on the same file system, so that :meth:`store` is a rename; gone afterwards."""
+        """A temporary folder on the same file system, so that :meth:`store` is a rename."""
         self._create_folder()
         folder = Path(tempfile.mkdtemp(prefix="building-", dir=self._folder))
         try:
@@ -176,11 +176,11 @@ class PackageCache:
     def _create_folder(self) -> None:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            # The folder lies beside baselines, which are committed; packages are not.
+            # Baselines in the same folder are committed, packages are not.
             (self._folder / ".gitignore").write_text("*\n", encoding="ascii")
         except OSError as exc:
             raise CudagraphError(
-                f"packages of compile='aot' are kept in {self._folder}, which cannot be written: {exc.strerror}\n"
+                f"compile='aot' keeps packages in {self._folder}, which cannot be written: {exc.strerror}\n"
                 f"  to fix: make it writable, or use compile='inductor'"
             ) from exc
 

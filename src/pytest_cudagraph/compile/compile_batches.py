@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pytest_cudagraph.compile.aot import AotCompiler
 from pytest_cudagraph.compile.cache import PackageCache
-from pytest_cudagraph.compile.inductor import RegionCompiler, compile_lazily, patient, settle
+from pytest_cudagraph.compile.inductor import RegionCompiler, compile_lazily, raised_limits, settle
 from pytest_cudagraph.compile.time_limit import Deadline, stopped_at
 from pytest_cudagraph.errors import CompileTimeout, CudagraphError, InputError, first_line
 from pytest_cudagraph.inputs import Example, clone
@@ -34,7 +34,7 @@ class CompiledBatch:
 
 
 class Compiled:
-    """One model, compiled for each of its batch sizes. A context manager: leaving it releases the compiled code."""
+    """One model, compiled for each of its batch sizes. As a context manager it releases the compiled code on exit."""
 
     def __init__(self, mode: CompileMode, batches: Mapping[int, CompiledBatch]) -> None:
         self.mode = mode
@@ -43,20 +43,20 @@ class Compiled:
         self.notes = _notes(batches)
 
     def call_for(self, batch_size: int) -> Model:
-        """What to run, and to capture, at this batch size."""
+        """The call to run and to capture at this batch size."""
         return self._batch(batch_size).call
 
     def executions(self, batch_size: int) -> int | None:
-        """Real runs of this batch size's compiled regions so far; None where nothing is compiled."""
+        """Runs of this batch size's compiled regions so far. None if nothing is compiled."""
         return self._batch(batch_size).executions
 
     def regions(self, batch_size: int) -> int | None:
-        """Compiled pieces: one per graph and kind of input (made in inference mode or not); None in mode none."""
+        """Compiled pieces, one per graph and kind of input (made in inference mode or not). None in mode none."""
         regions = self._batch(batch_size).regions
         return None if regions is None else len(regions)
 
     def close(self) -> None:
-        """Release the compiled code; a second call does nothing."""
+        """Release the compiled code. A second call does nothing."""
         self._batches.clear()
 
     def __enter__(self) -> Compiled:
@@ -69,11 +69,11 @@ class Compiled:
         if batch_size in self._batches:
             return self._batches[batch_size]
         sizes = ", ".join(map(str, self._batches)) or "none (closed)"
-        raise InputError(f"the model is not compiled for batch {batch_size}; compiled batch sizes: {sizes}")
+        raise InputError(f"the model is not compiled for batch {batch_size}, only for: {sizes}")
 
 
 def _notes(batches: Mapping[int, CompiledBatch]) -> tuple[str, ...]:
-    """Each note once, with the batch sizes it holds for."""
+    """Each note once, with its batch sizes."""
     sizes: dict[str, list[str]] = {}
     for size, batch in batches.items():
         for note in batch.notes:
@@ -84,7 +84,7 @@ def _notes(batches: Mapping[int, CompiledBatch]) -> tuple[str, ...]:
 TIME_LIMIT_S = 600.0
 
 _Step = Callable[[int, Example], CompiledBatch]
-"""Compiles for one batch size; the time it took is filled in by the caller."""
+"""Compiles for one batch size. The caller fills in the time."""
 
 
 def compile_model(
@@ -96,12 +96,12 @@ def compile_model(
     cache_dir: Path,
     time_limit_s: float = TIME_LIMIT_S,
 ) -> Compiled:
-    """Compile ``model`` for each batch size, and prove that compiled code runs.
+    """Compile ``model`` for each batch size, and verify that compiled code runs.
 
-    The model is called, so buffers and random generators move: put state back afterwards. ``time_limit_s`` bounds all
-    batch sizes together; off the main thread, and on Windows, ``inductor`` notices it only after a compile. Raises
-    :class:`~pytest_cudagraph.errors.CompileTimeout`, and :class:`~pytest_cudagraph.errors.CudagraphError` for a
-    compile that fails, for compiled code that would not run, and for a model that is compiled already.
+    This calls the model, so the caller restores its state. ``time_limit_s`` limits all batch sizes together. Outside
+    the main thread and on Windows, ``inductor`` checks it only after each compile. Raises
+    :class:`~pytest_cudagraph.errors.CompileTimeout`, and :class:`~pytest_cudagraph.errors.CudagraphError` if a compile
+    fails, if compiled code does not run, or if the model is already compiled.
     """
     _refuse_compiled(model)
     if mode == "none":
@@ -115,7 +115,7 @@ def _inductor(model: Model, backend: Backend) -> _Step:
     def step(size: int, example: Example) -> CompiledBatch:
         compiler = RegionCompiler(backend, f"inductor batch {size} region")
         call = compile_lazily(model, compiler)
-        with backend.running(), patient():
+        with backend.running(), raised_limits():
             settle(call, compiler.regions, example)
         return CompiledBatch(call=call, regions=compiler.regions, compile_ns=0)
 
@@ -135,10 +135,10 @@ def _aot(model: Model, backend: Backend, cache_dir: Path, deadline: Deadline) ->
 
 
 def _guarded(step: _Step, size: int, example: Example, deadline: Deadline, mode: CompileMode) -> CompiledBatch:
-    """One batch size within the time limit; what goes wrong is said in our words."""
+    """Compile one batch size within the time limit, and translate errors."""
     started_ns = time.perf_counter_ns()
     try:
-        # Compilers warn of their own deprecations; what the model warns of, its eager run has shown.
+        # Compilers warn about their own deprecations. The warnings of the model were shown by its eager run.
         with stopped_at(deadline, mode, size), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             batch = step(size, example)
@@ -147,25 +147,25 @@ def _guarded(step: _Step, size: int, example: Example, deadline: Deadline, mode:
     except TimeoutError:
         raise deadline.timeout(mode, size) from None
     except Exception as exc:
-        # A compiler may raise anything; the reader needs to know that it was the compile, of what, and the way out.
+        # A compiler may raise anything. The message names the stage, the batch size and the remedy.
         raise CudagraphError(_failure_text(exc, size, mode)) from exc
     elapsed_ns = time.perf_counter_ns() - started_ns
     return CompiledBatch(call=batch.call, regions=batch.regions, compile_ns=elapsed_ns, notes=batch.notes)
 
 
 def _failure_text(exc: Exception, size: int, mode: CompileMode) -> str:
-    # Our own errors carry their remedy already.
+    # Errors of this package already name their remedy.
     cause = str(exc) if isinstance(exc, CudagraphError) else first_line(exc)
-    remedy = "" if isinstance(exc, CudagraphError) and "  to " in cause else "\n  to go on without: compile='none'"
+    remedy = "" if isinstance(exc, CudagraphError) and "  to " in cause else "\n  to continue without: compile='none'"
     return f"compile={mode!r} failed at batch {size}: {cause}{remedy}"
 
 
 def _refuse_compiled(model: Model) -> None:
-    # torch.compile(model), torch.compile(function) and module.compile() leave these marks; so does switching it off.
+    # torch.compile(model), torch.compile(function), module.compile() and torch.compiler.disable() leave these marks.
     marks = ("_orig_mod", "_torchdynamo_orig_callable", "_compiled_call_impl")
     is_disabled = getattr(model, "_torchdynamo_disable", False)
     if not is_disabled and any(getattr(model, mark, None) is not None for mark in marks):
         raise CudagraphError(
-            "the model is already compiled; hand in the eager module and say compile='inductor' "
-            "(an audit of compiled code would look at other operations than those that run)"
+            "the model is already compiled, but the audit needs the eager operations\n"
+            "  to fix: pass the eager module and use compile='inductor'"
         )

@@ -1,4 +1,4 @@
-"""``torch.compile`` for one batch size, and proof that compiled code is what runs."""
+"""Compile mode ``inductor``: ``torch.compile`` for one batch size, and the proof that compiled code runs."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from pytest_cudagraph.protocols import Backend, CompiledRegion, Model
 from pytest_cudagraph.units import plural
 
 _MANY = 1024
-"""Compilations allowed per code object; PyTorch's own limit of 8 means eager, without a word, from the ninth on."""
+"""Compilations allowed per code object. PyTorch allows 8, and silently runs eager from the ninth on."""
 
 
 class RegionCompiler:
-    """A ``torch.compile`` backend: Inductor without its own CUDA graphs, its results wrapped as regions."""
+    """A ``torch.compile`` backend: Inductor without its own CUDA graphs. It wraps the results as regions."""
 
     def __init__(self, backend: Backend, label: str) -> None:
         self.regions: list[CompiledRegion] = []
@@ -31,7 +31,7 @@ class RegionCompiler:
         from torch._functorch import config as functorch_config
         from torch._inductor.compile_fx import compile_fx
 
-        # A graph served from the AOTAutograd cache would bypass the wrapping, and so the count of executions.
+        # A graph from the AOTAutograd cache would not be wrapped, and its executions would not be counted.
         with functorch_config.patch(enable_autograd_cache=False):
             compiled: Any = compile_fx(
                 graph, inputs, inner_compile=self._compile, config_patches={"triton.cudagraphs": False}
@@ -49,7 +49,7 @@ class RegionCompiler:
 
 
 def _boxed(region: CompiledRegion) -> Callable[[list[Any]], Any]:
-    """Inductor's calling convention: one list, emptied by the callee so that inputs can be freed early."""
+    """Inductor's calling convention: one list, which the callee empties to free inputs early."""
 
     def call(inputs: list[Any]) -> Any:
         arguments = tuple(inputs)
@@ -61,16 +61,16 @@ def _boxed(region: CompiledRegion) -> Callable[[list[Any]], Any]:
 
 
 def compile_lazily(model: Model, compiler: RegionCompiler) -> Model:
-    """The model under ``torch.compile``, to be compiled by its first call inside :func:`patient`."""
+    """The model under ``torch.compile``. Its first call inside :func:`raised_limits` compiles it."""
     compiled: Model = torch.compile(_own_frame(model), backend=compiler, dynamic=False, fullgraph=False)
     return compiled
 
 
 def _own_frame(model: Model) -> Model:
-    """``model`` behind a code object of its own.
+    """A function with its own code object that calls ``model``.
 
-    TorchDynamo keeps compiled code, its limits and its permanent skips per code object, and ``forward`` is shared by
-    all instances of a class: one batch size, one test, would use up what another one needs.
+    TorchDynamo counts compilations and skips per code object, and all instances of a class share ``forward``. So one
+    batch size or test would use up the limit of another one.
     """
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -80,8 +80,8 @@ def _own_frame(model: Model) -> Model:
 
 
 @contextmanager
-def patient() -> Iterator[None]:
-    """Let TorchDynamo compile as often as there are batch sizes, and raise what goes wrong."""
+def raised_limits() -> Iterator[None]:
+    """Raise TorchDynamo's limits of compilations, and let its errors through."""
     from torch._dynamo import config
 
     limits = ("recompile_limit", "accumulated_recompile_limit")
@@ -92,14 +92,14 @@ def patient() -> Iterator[None]:
 
 
 ROUNDS = 4
-"""First calls may take another path (caches built, shapes settled); a model that still recompiles then always does."""
+"""The first calls may take other paths (empty caches). A model that still compiles in the last one always does."""
 
 
 def settle(call: Model, regions: Sequence[CompiledRegion], example: Example) -> None:
-    """Call until nothing new is compiled and compiled code has been seen to run again.
+    """Call the model until nothing new is compiled and compiled code runs again.
 
-    Raises :class:`~pytest_cudagraph.errors.CudagraphError` when nothing was compiled, when compiled code does not run,
-    or when every call compiles anew.
+    Raises :class:`~pytest_cudagraph.errors.CudagraphError` if nothing was compiled, if compiled code does not run, or
+    if every call compiles something new.
     """
     for _ in range(ROUNDS):
         regions_before, executions_before = len(regions), _executions(regions)
@@ -112,13 +112,13 @@ def settle(call: Model, regions: Sequence[CompiledRegion], example: Example) -> 
             raise CudagraphError(f"compiled code does not run: {_why_skipped(len(regions))}")
         return
     raise CudagraphError(
-        f"each of {ROUNDS} equal calls compiled something new ({plural(len(regions), 'region')} so far): a Python "
-        f"value that changes from call to call is compiled in\n  to fix: keep that value in a tensor"
+        f"each of {ROUNDS} equal calls compiled new code ({plural(len(regions), 'region')} so far): it depends on a "
+        f"Python value that changes in each call\n  to fix: keep that value in a tensor"
     )
 
 
 def _call_both_ways(call: Model, example: Example) -> None:
-    # Guards tell tensors made in inference mode from others, and later stages bring both.
+    # TorchDynamo compiles once for tensors made in inference mode and once for others. Later stages use both.
     inference = clone(example)
     with torch.inference_mode(False):
         ordinary = clone(example)
@@ -136,16 +136,16 @@ def _why_nothing() -> str:
             return f"{name} is set\n  to fix: unset it, or use compile='none'"
     return (
         "TorchDynamo found no graph in it, or skipped it\n"
-        "  either it holds nothing that torch.compile compiles (a lone nn.LSTM, torch.compiler.disable)\n"
-        "  or its code ran compiled under a TorchDispatchMode (FlopCounterMode is one), which makes TorchDynamo skip "
-        "that code for the rest of the process\n"
-        "  to fix: compile='none', or call torch._dynamo.reset() after leaving such a mode"
+        "  either torch.compile cannot compile it (a single nn.LSTM, torch.compiler.disable)\n"
+        "  or its compiled code ran under a TorchDispatchMode (such as FlopCounterMode): then TorchDynamo skips this "
+        "code for the rest of the process\n"
+        "  to fix: use compile='none', or call torch._dynamo.reset() after leaving such a mode"
     )
 
 
 def _why_skipped(regions: int) -> str:
     return (
-        f"{plural(regions, 'region')} compiled, none executed by a second call\n"
-        "  a call under a TorchDispatchMode (FlopCounterMode is one) makes TorchDynamo skip the code for the rest of "
+        f"{plural(regions, 'region')} compiled, but a second call executed none\n"
+        "  after a call under a TorchDispatchMode (such as FlopCounterMode) TorchDynamo skips the code for the rest of "
         "the process\n  to fix: leave such modes, then call torch._dynamo.reset()"
     )

@@ -13,7 +13,7 @@ import torch
 from pytest_cudagraph import inputs
 from pytest_cudagraph.backends.capture_mode import autocast_dtype
 from pytest_cudagraph.compile import Compiled, compile_model
-from pytest_cudagraph.compile.inductor import patient
+from pytest_cudagraph.compile.inductor import raised_limits
 from pytest_cudagraph.errors import first_line
 from pytest_cudagraph.inputs import Example
 from pytest_cudagraph.inputs.example import opaque_arguments
@@ -140,5 +140,5 @@ def compile_and_check(
 def _difference(setup: ModelSetup, compiled: Compiled, size: int, example: Example) -> str:
     call = compiled.call_for(size)
     # For the inputs of the check, code with graph breaks may have to compile another branch.
-    with patient() if compiled.mode == "inductor" else nullcontext():
+    with raised_limits() if compiled.mode == "inductor" else nullcontext():
         return difference_from_eager(CompiledAsGraph(call, size), call, setup.model, example, setup.backend)

@@ -82,6 +82,6 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path):
         pass
     reason = "Not a directory" if sys.platform != "win32" else "The system cannot find the path specified"
     assert str(raised.value) == (
-        f"packages of compile='aot' are kept in {tmp_path / 'file' / 'aot'}, which cannot be written: {reason}\n"
+        f"compile='aot' keeps packages in {tmp_path / 'file' / 'aot'}, which cannot be written: {reason}\n"
         "  to fix: make it writable, or use compile='inductor'"
     )

@@ -67,14 +67,14 @@ def test_an_unknown_batch_size_is_named_with_those_there_are(backend, examples, 
     compiled = compile_model(Small(), examples(1, 2), "none", backend, cache_dir=tmp_path)
     with pytest.raises(InputError) as raised:
         compiled.call_for(3)
-    assert str(raised.value) == "the model is not compiled for batch 3; compiled batch sizes: 1, 2"
+    assert str(raised.value) == "the model is not compiled for batch 3, only for: 1, 2"
 
 
 def test_closing_releases_the_compiled_code_and_may_be_repeated(backend, examples, tmp_path):
     with compile_model(Small(), examples(1), "none", backend, cache_dir=tmp_path) as compiled:
         pass
     compiled.close()
-    with pytest.raises(InputError, match=r"compiled batch sizes: none \(closed\)"):
+    with pytest.raises(InputError, match=r"only for: none \(closed\)"):
         compiled.call_for(1)
 
 
@@ -84,8 +84,8 @@ def test_a_model_that_is_compiled_already_is_refused(mode, compiled_by, backend,
     with pytest.raises(CudagraphError) as raised:
         compile_model(compiled_by(Small()), examples(1), mode, backend, cache_dir=tmp_path)
     assert str(raised.value) == (
-        "the model is already compiled; hand in the eager module and say compile='inductor' "
-        "(an audit of compiled code would look at other operations than those that run)"
+        "the model is already compiled, but the audit needs the eager operations\n"
+        "  to fix: pass the eager module and use compile='inductor'"
     )
 
 
@@ -197,7 +197,7 @@ def test_a_failed_compile_names_mode_batch_cause_and_the_way_out(mode, backend, 
     with pytest.raises(CudagraphError) as raised:
         compile_model(Small(), examples(2), mode, backend, cache_dir=tmp_path)
     assert str(raised.value) == (
-        f"compile={mode!r} failed at batch 2: RuntimeError: no compiler found\n  to go on without: compile='none'"
+        f"compile={mode!r} failed at batch 2: RuntimeError: no compiler found\n  to continue without: compile='none'"
     )
     assert raised.value.__cause__ is not None
 
@@ -214,7 +214,7 @@ def test_a_package_runs_on_the_arguments_it_was_compiled_for(backend, tmp_path, 
     # Two calls to settle, one above: the refused one never reached the package.
     assert (compiled.regions(2), compiled.executions(2)) == (1, 3)
     assert compiled.notes == (
-        "batch 2: weights and buffers live in the package: in-place updates made after the compile are not seen",
+        "batch 2: the package holds its own weights and buffers: it does not see later in-place updates",
     )
 
 
@@ -267,7 +267,7 @@ def test_packages_of_a_torch_that_cannot_capture_them_are_refused_on_cuda(backen
 
     backend.kind = "cuda"
     monkeypatch.setattr(aot, "_load_parameters", dict)
-    with pytest.raises(CudagraphError, match=r"compile='aot' on CUDA needs torch 2.7 or newer; found "):
+    with pytest.raises(CudagraphError, match=r"compile='aot' on CUDA needs torch 2.7 or newer, found "):
         compile_model(Small(), examples(2), "aot", backend, cache_dir=tmp_path)
 
 

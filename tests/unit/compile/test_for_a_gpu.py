@@ -56,8 +56,8 @@ def test_a_torch_whose_packages_keep_their_threads_is_refused_on_a_gpu_alone(mon
     with pytest.raises(CudagraphError) as raised:
         aot._require_capturable(SimpleNamespace(kind="cuda"))
     assert str(raised.value) == (
-        "compile='aot' on CUDA needs torch 2.7 or newer; found 2.6.0, whose loaded packages synchronise threads, "
-        "which a capture refuses\n  to go on: a newer torch, or compile='inductor'"
+        "compile='aot' on CUDA needs torch 2.7 or newer, found 2.6.0: its packages synchronize threads, "
+        "which a capture refuses\n  to fix: install a newer torch, or use compile='inductor'"
     )
     aot._require_capturable(SimpleNamespace(kind="cpu"))
 

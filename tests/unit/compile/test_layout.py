@@ -41,7 +41,7 @@ def test_arguments_nested_otherwise_are_refused():
     with pytest.raises(InputError) as raised:
         ArgumentLayout.of(((torch.ones(2, 3), 3), {})).tensors_of(((torch.ones(2, 3),), {}))
     assert str(raised.value) == (
-        "the package takes arguments nested as in the example inputs; these are nested otherwise"
+        "the package takes arguments of the structure of the example inputs, found another one"
     )
 
 
