@@ -1,4 +1,4 @@
-"""The CUDA backend driven by a fake of ``torch.cuda``; see ``tests/fake_cuda.py`` for what it imitates."""
+"""The CPU twin, and the CUDA backend on a fake of ``torch.cuda`` (``tests/fake_cuda.py``)."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 import torch
 from tests.fake_cuda import FakeCuda
 
+from pytest_cudagraph.backends.cpu import CpuBackend
 from pytest_cudagraph.backends.cuda import CudaBackend, gpu
 
 
@@ -17,6 +18,13 @@ from pytest_cudagraph.backends.cuda import CudaBackend, gpu
 def no_collections(monkeypatch):
     """A collection of everything torch holds takes a fifth of a second."""
     monkeypatch.setattr(gc, "collect", lambda: 0)
+
+
+@pytest.fixture
+def twin():
+    """A pool of the CPU twin."""
+    with CpuBackend().pool() as pool:
+        yield pool
 
 
 @pytest.fixture

@@ -10,18 +10,11 @@ import torch
 from torch import nn
 
 from pytest_cudagraph import CudagraphError
-from pytest_cudagraph.backends.cpu import CpuBackend
 from pytest_cudagraph.errors import DeadTensorError
 
 
-@pytest.fixture
-def pool():
-    with CpuBackend().pool() as pool:
-        yield pool
-
-
-def capture(pool, model, *args):
-    return pool.capture(model, args, {}, batch_size=2)
+def capture(twin, model, *args):
+    return twin.capture(model, args, {}, batch_size=2)
 
 
 class Scaled(nn.Module):
@@ -37,11 +30,11 @@ class Scaled(nn.Module):
         return self.linear(x) * self.table + self.shift
 
 
-def test_a_graph_keeps_no_memory_of_the_model_alive(pool):
+def test_a_graph_keeps_no_memory_of_the_model_alive(twin):
     model = Scaled()
     held = [*model.parameters(), *model.buffers(), model.table]
     alive = [weakref.ref(tensor.untyped_storage()) for tensor in held]
-    graph = capture(pool, model, torch.ones(2, 2))
+    graph = capture(twin, model, torch.ones(2, 2))
     graph.replay()
     del model, held
     gc.collect()
@@ -103,10 +96,10 @@ LOST = {
 
 
 @pytest.mark.parametrize("name", LOST)
-def test_a_replay_that_would_read_freed_memory_raises_and_names_it(pool, name):
+def test_a_replay_that_would_read_freed_memory_raises_and_names_it(twin, name):
     lose, gone = LOST[name]
     model = Scaled()
-    graph = capture(pool, model, torch.ones(2, 2))
+    graph = capture(twin, model, torch.ones(2, 2))
     output = graph.replay().clone()
     lose(model)
     for use in (graph.replay, lambda: graph(torch.ones(2, 2))):
@@ -126,9 +119,9 @@ def test_a_replay_that_would_read_freed_memory_raises_and_names_it(pool, name):
     assert output.isfinite().all()
 
 
-def test_a_parameter_without_its_memory_is_found_by_the_replay_that_proves(pool):
+def test_a_parameter_without_its_memory_is_found_by_the_replay_that_proves(twin):
     model = Scaled()
-    graph = capture(pool, model, torch.ones(2, 2))
+    graph = capture(twin, model, torch.ones(2, 2))
     graph.replay()
     empties_parameter(model)
     graph.poison()
@@ -136,9 +129,9 @@ def test_a_parameter_without_its_memory_is_found_by_the_replay_that_proves(pool)
         graph.replay()
 
 
-def test_many_dead_tensors_are_told_in_a_few_lines(pool):
+def test_many_dead_tensors_are_told_in_a_few_lines(twin):
     layers = [nn.Linear(2, 2) for _ in range(4)]
-    graph = capture(pool, nn.Sequential(*layers).forward, torch.ones(2, 2))
+    graph = capture(twin, nn.Sequential(*layers).forward, torch.ones(2, 2))
     layers.clear()
     with pytest.raises(DeadTensorError) as caught:
         graph.replay()
@@ -148,19 +141,19 @@ def test_many_dead_tensors_are_told_in_a_few_lines(pool):
     assert text[6] == "  and 3 more"
 
 
-def test_a_tensor_without_a_name_is_told_by_its_reader(pool):
+def test_a_tensor_without_a_name_is_told_by_its_reader(twin):
     tables = [torch.ones(2)]
-    graph = capture(pool, lambda x: x * tables[0], torch.ones(2))
+    graph = capture(twin, lambda x: x * tables[0], torch.ones(2))
     assert graph(torch.ones(2)).tolist() == [1, 1]
     tables[0] = torch.ones(2)
     with pytest.raises(DeadTensorError, match=r"\n  float32 \(2,\), read by aten\.mul, .*test_cpu_memory\.py:\d+ in"):
         graph.replay()
 
 
-def test_memory_that_something_else_keeps_is_read_as_cuda_reads_it(pool):
+def test_memory_that_something_else_keeps_is_read_as_cuda_reads_it(twin):
     model = Scaled()
     kept = model.table
-    graph = capture(pool, model, torch.ones(2, 2))
+    graph = capture(twin, model, torch.ones(2, 2))
     wanted = graph.replay().clone()
     model.table = torch.full((2,), 9.0)
     assert torch.equal(graph.replay(), wanted)
@@ -168,9 +161,9 @@ def test_memory_that_something_else_keeps_is_read_as_cuda_reads_it(pool):
     assert torch.equal(graph.replay(), torch.ones(2, 2))
 
 
-def test_a_view_keeps_the_memory_it_lies_in(pool):
+def test_a_view_keeps_the_memory_it_lies_in(twin):
     held = {"rows": torch.arange(6.0).view(3, 2)}
-    graph = capture(pool, lambda x: x + held["rows"][1], torch.zeros(2))
+    graph = capture(twin, lambda x: x + held["rows"][1], torch.zeros(2))
     held["rows"] = held["rows"][2]
     assert graph.replay().tolist() == [2, 3]
     held.clear()
@@ -178,7 +171,7 @@ def test_a_view_keeps_the_memory_it_lies_in(pool):
         graph.replay()
 
 
-def test_what_the_recorded_call_frees_is_dead_at_the_first_replay(pool):
+def test_what_the_recorded_call_frees_is_dead_at_the_first_replay(twin):
     class Grows(nn.Module):
         def __init__(self):
             super().__init__()
@@ -188,7 +181,7 @@ def test_what_the_recorded_call_frees_is_dead_at_the_first_replay(pool):
             self.total = self.total + x
             return self.total * 2
 
-    graph = capture(pool, Grows(), torch.ones(2))
+    graph = capture(twin, Grows(), torch.ones(2))
     with pytest.raises(DeadTensorError, match=r"total: float32 \(2,\), read by aten\.add"):
         graph.replay()
 
@@ -219,13 +212,13 @@ TENSORS = {
 
 
 @pytest.mark.parametrize("name", TENSORS)
-def test_every_kind_of_tensor_is_read_by_address(pool, name):
+def test_every_kind_of_tensor_is_read_by_address(twin, name):
     held = TENSORS[name]()
 
     def model(x):
         return x.unsqueeze(1) * held if held.dim() == 2 else x * held
 
-    graph = capture(pool, model, torch.ones(2))
+    graph = capture(twin, model, torch.ones(2))
     x = torch.tensor([2.0, 3.0])
     with torch.inference_mode():
         wanted = model(x)
@@ -235,13 +228,13 @@ def test_every_kind_of_tensor_is_read_by_address(pool, name):
     assert Loud.calls == calls
 
 
-def test_a_tensor_that_is_written_by_address_is_written_where_it_lies(pool):
+def test_a_tensor_that_is_written_by_address_is_written_where_it_lies(twin):
     total = torch.zeros(2)
 
     def model(x):
         return total.add_(x) * 1
 
-    graph = capture(pool, model, torch.ones(2))
+    graph = capture(twin, model, torch.ones(2))
     assert total.tolist() == [3, 3]
     assert graph.replay().tolist() == [4, 4]
     assert total.tolist() == [4, 4]

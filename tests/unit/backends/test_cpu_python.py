@@ -20,14 +20,8 @@ INNER = nn.Linear(2, 2)
 CALLS = []
 
 
-@pytest.fixture
-def pool():
-    with CpuBackend().pool() as pool:
-        yield pool
-
-
-def capture(pool, model):
-    return pool.capture(model, (torch.ones(2, 2),), {}, batch_size=2)
+def capture(twin, model):
+    return twin.capture(model, (torch.ones(2, 2),), {}, batch_size=2)
 
 
 def function(x, y):
@@ -62,9 +56,9 @@ def atan2_by(kernel, name="atan2"):
     [(function, "function"), (Kernel(), "_wrapped_call_impl"), (plain_module, "plain_module")],
     ids=["a function", "a module", "a function that calls a module of torch"],
 )
-def test_python_below_an_operator_of_torch_stops_the_replay_before_it_runs(pool, kernel, name):
+def test_python_below_an_operator_of_torch_stops_the_replay_before_it_runs(twin, kernel, name):
     with atan2_by(kernel):
-        graph = capture(pool, lambda x: torch.atan2(x, x) * 2)
+        graph = capture(twin, lambda x: torch.atan2(x, x) * 2)
         CALLS.clear()
         with pytest.raises(CudagraphError) as caught:
             graph.replay()
@@ -80,8 +74,8 @@ def test_python_below_an_operator_of_torch_stops_the_replay_before_it_runs(pool,
     assert graph.replays == 0
 
 
-def test_a_graph_is_checked_again_whenever_it_has_been_poisoned(pool):
-    graph = capture(pool, lambda x: torch.atan2(x, x) * 2)
+def test_a_graph_is_checked_again_whenever_it_has_been_poisoned(twin):
+    graph = capture(twin, lambda x: torch.atan2(x, x) * 2)
     graph.replay()
     with atan2_by(writer, "atan2.out"):
         CALLS.clear()
@@ -93,32 +87,32 @@ def test_a_graph_is_checked_again_whenever_it_has_been_poisoned(pool):
         assert CALLS == ["writer"]
 
 
-def test_a_custom_operator_has_its_own_python(pool):
+def test_a_custom_operator_has_its_own_python(twin):
     with torch.library._scoped_library("twin", "FRAGMENT") as library:
         library.define("doubled(Tensor x) -> Tensor")
         library.impl("doubled", lambda x: function(x, x), "CPU")
-        graph = capture(pool, lambda x: torch.ops.twin.doubled(x) + 1)
+        graph = capture(twin, lambda x: torch.ops.twin.doubled(x) + 1)
         CALLS.clear()
         assert graph.replay().eq(3).all()
         assert CALLS == ["function"]
 
 
-def test_a_compiled_region_has_its_own_python(pool):
+def test_a_compiled_region_has_its_own_python(twin):
     region = CpuBackend().region(lambda x: function(x, x), "region")
-    graph = capture(pool, lambda x: region(x) + 1)
+    graph = capture(twin, lambda x: region(x) + 1)
     CALLS.clear()
     assert graph.replay().eq(3).all()
     assert CALLS == ["function"]
 
 
-def test_where_a_profiler_runs_the_replay_is_left_to_it(pool):
+def test_where_a_profiler_runs_the_replay_is_left_to_it(twin):
     seen = []
 
     def profiler(frame, event, arg):
         seen.append(event)
 
     with atan2_by(function):
-        graph = capture(pool, lambda x: torch.atan2(x, x) * 2)
+        graph = capture(twin, lambda x: torch.atan2(x, x) * 2)
         sys.setprofile(profiler)
         try:
             graph.replay()
@@ -128,8 +122,8 @@ def test_where_a_profiler_runs_the_replay_is_left_to_it(pool):
     assert seen
 
 
-def test_what_the_garbage_collector_calls_is_not_the_models_doing(pool):
-    graph = capture(pool, lambda x: torch.atan2(x, x) * 2)
+def test_what_the_garbage_collector_calls_is_not_the_models_doing(twin):
+    graph = capture(twin, lambda x: torch.atan2(x, x) * 2)
     deleted = []
 
     class Loop:

@@ -71,16 +71,22 @@ def only_recorded(model):
     return call
 
 
+def refused(model, given=None):
+    """The refusal of a capture of ``model``."""
+    with CpuBackend().pool() as pool, pytest.raises(CaptureRefusal) as caught:
+        pool.capture(model, (torch.ones(2) if given is None else given,), {}, batch_size=2)
+    return caught.value
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cuda_refuses_is_refused_in_its_words(name):
     model, hazard, text = REFUSED[name]
-    with CpuBackend().pool() as pool, pytest.raises(CaptureRefusal) as caught:
-        pool.capture(only_recorded(model), (torch.ones(2),), {}, batch_size=2)
-    assert (caught.value.hazard, caught.value.text) == (hazard, text)
+    caught = refused(only_recorded(model))
+    assert (caught.hazard, caught.text) == (hazard, text)
     assert hazard in hazards.CATALOGUE
-    assert caught.value.operation
-    assert caught.value.site is not None
-    assert caught.value.site.file == __file__
+    assert caught.operation
+    assert caught.site is not None
+    assert caught.site.file == __file__
 
 
 ALLOWED = {
@@ -103,10 +109,9 @@ def test_what_cuda_takes_is_taken(name):
 
 
 def test_the_site_is_the_line_of_the_refused_operation():
-    with CpuBackend().pool() as pool, pytest.raises(CaptureRefusal) as caught:
-        pool.capture(branch, (torch.ones(2),), {}, batch_size=2)
-    assert caught.value.site.line == branch.__code__.co_firstlineno + 1
-    assert caught.value.site.function == "branch"
+    caught = refused(branch)
+    assert caught.site.line == branch.__code__.co_firstlineno + 1
+    assert caught.site.function == "branch"
 
 
 def test_a_swallowed_refusal_still_refuses_and_later_work_echoes_it():
@@ -123,9 +128,8 @@ def test_a_swallowed_refusal_still_refuses_and_later_work_echoes_it():
             echoes.append(echo.text)
             return torch.cuda  # anything
 
-    with CpuBackend().pool() as pool, pytest.raises(CaptureRefusal) as caught:
-        pool.capture(only_recorded(model), (torch.ones(2),), {}, batch_size=2)
-    assert caught.value.text == SYNC
+    caught = refused(only_recorded(model))
+    assert caught.text == SYNC
     assert echoes == [hazards.CAPTURE_INVALIDATED.text]
 
 
@@ -136,10 +140,9 @@ def test_a_refusal_wrapped_by_the_model_is_raised_as_it_was():
         except CaptureRefusal as exc:
             raise RuntimeError("the model failed") from exc
 
-    with CpuBackend().pool() as pool, pytest.raises(CaptureRefusal) as caught:
-        pool.capture(only_recorded(model), (torch.ones(2),), {}, batch_size=2)
-    assert caught.value.operation == "Tensor.tolist"
-    assert str(caught.value.__cause__) == "the model failed"
+    caught = refused(only_recorded(model))
+    assert caught.operation == "Tensor.tolist"
+    assert str(caught.__cause__) == "the model failed"
 
 
 def test_an_error_of_the_model_is_raised_as_it_is():
@@ -194,7 +197,6 @@ def test_another_thread_is_not_refused():
 def test_a_layout_without_an_address_is_refused():
     dense = torch.eye(2).to_sparse()
 
-    with CpuBackend().pool() as pool, pytest.raises(CaptureRefusal) as caught:
-        pool.capture(lambda x: (dense * 2).to_dense() + x, (torch.ones(2, 2),), {}, batch_size=2)
-    assert caught.value.hazard == "unknown-op"
-    assert caught.value.text == "the CPU twin cannot keep a result of layout sparse_coo at a fixed address"
+    caught = refused(lambda x: (dense * 2).to_dense() + x, torch.ones(2, 2))
+    assert caught.hazard == "unknown-op"
+    assert caught.text == "the CPU twin cannot keep a result of layout sparse_coo at a fixed address"

@@ -14,14 +14,8 @@ from pytest_cudagraph.backends.cpu import CpuBackend
 from pytest_cudagraph.errors import CudagraphError, InputError
 
 
-@pytest.fixture
-def pool():
-    with CpuBackend().pool() as pool:
-        yield pool
-
-
-def capture(pool, model, *args, **kwargs):
-    return pool.capture(model, args, kwargs, batch_size=2)
+def capture(twin, model, *args, **kwargs):
+    return twin.capture(model, args, kwargs, batch_size=2)
 
 
 class Counting(nn.Module):
@@ -36,28 +30,28 @@ class Counting(nn.Module):
         return x + self.steps
 
 
-def test_a_capture_executes_nothing(pool):
+def test_a_capture_executes_nothing(twin):
     model = Counting()
-    graph = capture(pool, model, torch.zeros(2))
+    graph = capture(twin, model, torch.zeros(2))
     assert model.steps.item() == 3  # the warm-ups; undoing those is not the pool's work
     assert graph.replay().tolist() == [4, 4]
 
 
-def test_outputs_are_poisoned_until_the_first_replay(pool):
+def test_outputs_are_poisoned_until_the_first_replay(twin):
     outputs = {}
 
     def model(x):
         outputs["all"] = (x * 2, x.int(), x > 0)
         return outputs["all"]
 
-    capture(pool, model, torch.ones(2))
+    capture(twin, model, torch.ones(2))
     floats, integers, booleans = outputs["all"]
     assert floats.isnan().all()
     assert (integers == torch.iinfo(torch.int32).max).all()
     assert booleans.all()
 
 
-def test_a_capture_leaves_parameters_inputs_and_random_numbers(pool):
+def test_a_capture_leaves_parameters_inputs_and_random_numbers(twin):
     weight = nn.Parameter(torch.ones(2))
     example = torch.ones(2)
     states = []
@@ -68,7 +62,7 @@ def test_a_capture_leaves_parameters_inputs_and_random_numbers(pool):
         x.add_(torch.rand(2))
         return x * weight
 
-    graph = capture(pool, model, example)
+    graph = capture(twin, model, example)
     assert weight.tolist() == [8, 8]
     assert example.tolist() == [1, 1]
     # What the three warm-ups drew is gone, what the recording drew is not.
@@ -80,9 +74,9 @@ def test_a_capture_leaves_parameters_inputs_and_random_numbers(pool):
     assert graph.replay().isfinite().all()
 
 
-def test_replay_runs_no_python_of_the_model(pool):
+def test_replay_runs_no_python_of_the_model(twin):
     model = Counting()
-    graph = capture(pool, model, torch.zeros(2))
+    graph = capture(twin, model, torch.zeros(2))
     calls = model.calls
     graph(torch.ones(2))
     graph.replay()
@@ -91,17 +85,17 @@ def test_replay_runs_no_python_of_the_model(pool):
     assert model.steps.item() == 5
 
 
-def test_every_replay_returns_the_same_buffers(pool):
-    graph = capture(pool, lambda x: x * 2, torch.ones(2))
+def test_every_replay_returns_the_same_buffers(twin):
+    graph = capture(twin, lambda x: x * 2, torch.ones(2))
     first = graph(torch.tensor([1.0, 2.0]))
     second = graph(torch.tensor([3.0, 4.0]))
     assert first is second
     assert first.tolist() == [6, 8]
 
 
-def test_weights_changed_in_place_are_seen_and_replaced_ones_are_not(pool):
+def test_weights_changed_in_place_are_seen_and_replaced_ones_are_not(twin):
     model = nn.Linear(2, 2, bias=False)
-    graph = capture(pool, model, torch.eye(2))
+    graph = capture(twin, model, torch.eye(2))
     old = model.weight.detach().clone()
     with torch.no_grad():
         model.weight.mul_(2)
@@ -115,24 +109,24 @@ def test_weights_changed_in_place_are_seen_and_replaced_ones_are_not(pool):
     assert not graph.replay().any()
 
 
-def test_a_tensor_whose_data_is_replaced_is_read_at_its_old_address(pool):
+def test_a_tensor_whose_data_is_replaced_is_read_at_its_old_address(twin):
     offset = torch.ones(2)
-    graph = capture(pool, lambda x: torch.atleast_1d(x) - offset.view(2) + torch.lerp(x, offset, 0.5), torch.zeros(2))
+    graph = capture(twin, lambda x: torch.atleast_1d(x) - offset.view(2) + torch.lerp(x, offset, 0.5), torch.zeros(2))
     kept = offset.detach()
     offset.data = torch.full((2,), 9.0)
     assert kept.tolist() == [1, 1]
     assert graph(torch.ones(2)).tolist() == [1, 1]
 
 
-def test_scalars_and_branches_are_baked(pool):
+def test_scalars_and_branches_are_baked(twin):
     factor = [1.0]
-    graph = capture(pool, lambda x: x * factor[0] if factor[0] < 2 else x, torch.ones(2))
+    graph = capture(twin, lambda x: x * factor[0] if factor[0] < 2 else x, torch.ones(2))
     factor[0] = 5.0
     assert graph(torch.ones(2)).tolist() == [1, 1]
 
 
-def test_random_numbers_are_drawn_from_the_live_generator(pool):
-    graph = capture(pool, lambda x: x + torch.rand(2), torch.zeros(2))
+def test_random_numbers_are_drawn_from_the_live_generator(twin):
+    graph = capture(twin, lambda x: x + torch.rand(2), torch.zeros(2))
     torch.manual_seed(7)
     first, second = graph.replay().clone(), graph.replay().clone()
     torch.manual_seed(7)
@@ -140,8 +134,8 @@ def test_random_numbers_are_drawn_from_the_live_generator(pool):
     assert torch.equal(second, torch.rand(2))
 
 
-def test_an_output_may_be_a_view_of_the_input(pool):
-    graph = capture(pool, lambda x: (x.view(2, 1), x.t()), torch.ones(2))
+def test_an_output_may_be_a_view_of_the_input(twin):
+    graph = capture(twin, lambda x: (x.view(2, 1), x.t()), torch.ones(2))
     graph.poison()
     column, row = graph(torch.tensor([1.0, 2.0]))
     assert column.tolist() == [[1], [2]]
@@ -149,9 +143,9 @@ def test_an_output_may_be_a_view_of_the_input(pool):
     assert graph.replay()[1].tolist() == [1, 2]
 
 
-def test_an_output_may_be_a_parameter_which_poison_leaves_alone(pool):
+def test_an_output_may_be_a_parameter_which_poison_leaves_alone(twin):
     model = nn.Linear(2, 2)
-    graph = capture(pool, lambda x: (model.weight, model(x)), torch.ones(2))
+    graph = capture(twin, lambda x: (model.weight, model(x)), torch.ones(2))
     before = model.weight.detach().clone()
     graph.poison()
     assert torch.equal(model.weight, before)
@@ -160,32 +154,32 @@ def test_an_output_may_be_a_parameter_which_poison_leaves_alone(pool):
     assert torch.equal(result, model(torch.ones(2)))
 
 
-def test_poison_fills_the_outputs_until_the_next_replay(pool):
-    graph = capture(pool, lambda x: x * 2, torch.ones(2))
+def test_poison_fills_the_outputs_until_the_next_replay(twin):
+    graph = capture(twin, lambda x: x * 2, torch.ones(2))
     output = graph.replay()
     graph.poison()
     assert output.isnan().all()
     assert graph.replay().tolist() == [2, 2]
 
 
-def test_a_tensor_kept_on_the_model_follows_replays(pool):
+def test_a_tensor_kept_on_the_model_follows_replays(twin):
     class Keeps(nn.Module):
         def forward(self, x):
             self.hidden = x * 2
             return self.hidden + 1
 
     model = Keeps()
-    graph = capture(pool, model, torch.zeros(2))
+    graph = capture(twin, model, torch.zeros(2))
     graph(torch.tensor([1.0, 2.0]))
     assert model.hidden.tolist() == [2, 4]
 
 
-def test_an_opaque_output_holds_tensors_that_follow_replays(pool):
+def test_an_opaque_output_holds_tensors_that_follow_replays(twin):
     class Cache:
         def __init__(self, keys):
             self.keys = keys
 
-    graph = capture(pool, lambda x: (x + 1, Cache(x * 2)), torch.zeros(2))
+    graph = capture(twin, lambda x: (x + 1, Cache(x * 2)), torch.zeros(2))
     _, cache = graph(torch.tensor([1.0, 2.0]))
     assert cache.keys.tolist() == [2, 4]
 
@@ -210,14 +204,14 @@ Pair = namedtuple("Pair", "low high")
     ],
     ids=["dict", "list", "dataclass", "namedtuple"],
 )
-def test_outputs_keep_their_containers(pool, make, read):
-    graph = capture(pool, make, torch.zeros(2))
+def test_outputs_keep_their_containers(twin, make, read):
+    graph = capture(twin, make, torch.zeros(2))
     out = graph(torch.tensor([1.0, 2.0]))
     assert type(out) is type(make(torch.zeros(2)))
     assert read(out).tolist() == [2, 3]
 
 
-def test_keyword_arguments_nested_inputs_and_plain_values(pool):
+def test_keyword_arguments_nested_inputs_and_plain_values(twin):
     def model(pair, *, extra, scale):
         return (pair[0] + extra.pop("bias")) * scale
 
@@ -225,7 +219,7 @@ def test_keyword_arguments_nested_inputs_and_plain_values(pool):
         return [torch.full((2,), value)], {"extra": {"bias": torch.ones(2)}, "scale": 3}
 
     args, kwargs = given(0.0)
-    graph = pool.capture(model, (args,), kwargs, batch_size=2)
+    graph = twin.capture(model, (args,), kwargs, batch_size=2)
     args, kwargs = given(2.0)
     assert graph(args, **kwargs).tolist() == [9, 9]
     with pytest.raises(InputError, match=r"kwargs\['scale'\]: 3 is baked into the graph; this call gives 4"):
@@ -237,15 +231,15 @@ def test_keyword_arguments_nested_inputs_and_plain_values(pool):
     [torch.zeros(3), torch.zeros(2, dtype=torch.float64), torch.zeros(2, device="meta"), [1.0, 2.0]],
     ids=["shape", "dtype", "device", "list"],
 )
-def test_other_inputs_than_captured_are_refused_and_touch_nothing(pool, given):
-    graph = capture(pool, lambda x, y: x + y, torch.ones(2), torch.ones(2))
+def test_other_inputs_than_captured_are_refused_and_touch_nothing(twin, given):
+    graph = capture(twin, lambda x, y: x + y, torch.ones(2), torch.ones(2))
     with pytest.raises(InputError):
         graph(torch.full((2,), 9.0), given)
     assert graph.replay().tolist() == [2, 2]
 
 
-def test_too_few_and_too_many_arguments_are_refused(pool):
-    graph = capture(pool, lambda x: x + 1, torch.ones(2))
+def test_too_few_and_too_many_arguments_are_refused(twin):
+    graph = capture(twin, lambda x: x + 1, torch.ones(2))
     for args in [(), (torch.ones(2), torch.ones(2))]:
         with pytest.raises(InputError, match="this call gives"):
             graph(*args)
@@ -287,9 +281,9 @@ def _set_masked(x):
 
 
 @pytest.mark.parametrize("name", IN_PLACE)
-def test_operations_that_write_or_alias_replay_as_eager(pool, name):
+def test_operations_that_write_or_alias_replay_as_eager(twin, name):
     model = IN_PLACE[name]
-    graph = capture(pool, model, torch.ones(2))
+    graph = capture(twin, model, torch.ones(2))
     for values in ([1.0, 2.0], [-3.0, 0.5], [4.0, 4.0]):
         graph.poison()
         given = torch.tensor(values)
@@ -297,7 +291,7 @@ def test_operations_that_write_or_alias_replay_as_eager(pool, name):
     assert torch.equal(graph.replay(), model(given.clone()))
 
 
-def test_a_custom_operator_that_writes_is_undone_and_replayed(pool):
+def test_a_custom_operator_that_writes_is_undone_and_replayed(twin):
     with torch.library._scoped_library("twin", "FRAGMENT") as library:
         library.define("advance(Tensor(a!) state) -> ()")
         library.impl("advance", lambda state: state.add_(1) and None, "CPU")
@@ -307,16 +301,16 @@ def test_a_custom_operator_that_writes_is_undone_and_replayed(pool):
             torch.ops.twin.advance(state)
             return x + state
 
-        graph = capture(pool, model, torch.zeros(1))
+        graph = capture(twin, model, torch.zeros(1))
         assert state.item() == 3
         assert graph.replay().item() == 4
         assert graph.receipt.kernel_names == {"twin.advance": 1, "aten.add": 1}
 
 
-def test_batch_norm_updates_its_statistics_once_per_replay(pool):
+def test_batch_norm_updates_its_statistics_once_per_replay(twin):
     norm, warmed_up = nn.BatchNorm1d(2).train(), nn.BatchNorm1d(2).train()
     given = torch.randn(4, 2)
-    graph = capture(pool, norm, given)
+    graph = capture(twin, norm, given)
     for _ in range(3):
         warmed_up(given)
     assert norm.num_batches_tracked.item() == 3
@@ -327,18 +321,18 @@ def test_batch_norm_updates_its_statistics_once_per_replay(pool):
     torch.testing.assert_close(norm.running_mean, 0.9 * before + 0.1 * given.mean(0))
 
 
-def test_an_input_written_in_place_is_replayed_on_the_copy(pool):
-    graph = capture(pool, lambda x: x.add_(1), torch.zeros(2))
+def test_an_input_written_in_place_is_replayed_on_the_copy(twin):
+    graph = capture(twin, lambda x: x.add_(1), torch.zeros(2))
     given = torch.zeros(2)
     assert graph(given).tolist() == [1, 1]
     assert given.tolist() == [0, 0]
     assert graph.replay().tolist() == [2, 2]
 
 
-def test_a_graph_replays_outside_inference_mode_and_under_a_callers_autocast(pool):
+def test_a_graph_replays_outside_inference_mode_and_under_a_callers_autocast(twin):
     model = nn.Conv1d(2, 4, 3)
     given = torch.randn(2, 2, 8)
-    graph = capture(pool, model, given)
+    graph = capture(twin, model, given)
     with torch.inference_mode():
         wanted = model(given)
     assert torch.equal(graph(given.clone().requires_grad_()), wanted)
@@ -347,7 +341,7 @@ def test_a_graph_replays_outside_inference_mode_and_under_a_callers_autocast(poo
         assert torch.equal(graph(given), wanted)
 
 
-def test_autocast_inside_the_model_is_recorded(pool):
+def test_autocast_inside_the_model_is_recorded(twin):
     linear = nn.Linear(8, 8)
 
     def model(x):
@@ -355,14 +349,14 @@ def test_autocast_inside_the_model_is_recorded(pool):
             return linear(x)
 
     given = torch.randn(2, 8)
-    graph = capture(pool, model, given)
+    graph = capture(twin, model, given)
     with torch.inference_mode():
         wanted = model(given)
     assert wanted.dtype is torch.bfloat16
     assert torch.equal(graph(given), wanted)
 
 
-def test_a_capture_answers_that_a_stream_is_capturing_and_then_no_more(pool, monkeypatch):
+def test_a_capture_answers_that_a_stream_is_capturing_and_then_no_more(twin, monkeypatch):
     def never():
         return False
 
@@ -373,7 +367,7 @@ def test_a_capture_answers_that_a_stream_is_capturing_and_then_no_more(pool, mon
         answers.append(torch.cuda.is_current_stream_capturing())
         return x + 1
 
-    capture(pool, model, torch.ones(2))
+    capture(twin, model, torch.ones(2))
     assert answers == [False, False, False, True]
     assert torch.cuda.is_current_stream_capturing is never
 
@@ -392,14 +386,14 @@ def test_a_capture_answers_that_a_stream_is_capturing_and_then_no_more(pool, mon
     ],
     ids=["number", "none", "generator", "iterator inside"],
 )  # fmt: skip
-def test_outputs_that_no_replay_can_renew_are_refused(pool, output, text):
+def test_outputs_that_no_replay_can_renew_are_refused(twin, output, text):
     with pytest.raises(InputError) as caught:
-        capture(pool, output, torch.ones(2))
+        capture(twin, output, torch.ones(2))
     assert str(caught.value) == text
 
 
-def test_a_closed_graph_says_so(pool):
-    graph = capture(pool, lambda x: x + 1, torch.ones(2))
+def test_a_closed_graph_says_so(twin):
+    graph = capture(twin, lambda x: x + 1, torch.ones(2))
     graph.close()
     graph.close()
     for use in (graph.replay, lambda: graph(torch.ones(2))):
@@ -409,11 +403,11 @@ def test_a_closed_graph_says_so(pool):
 
 
 def test_leaving_the_pool_closes_its_graphs_also_after_an_error():
-    pool = CpuBackend().pool()
-    graph = capture(pool, lambda x: x + 1, torch.ones(2))
+    twin = CpuBackend().pool()
+    graph = capture(twin, lambda x: x + 1, torch.ones(2))
 
     def fail():
-        with pool:
+        with twin:
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):

@@ -1,4 +1,4 @@
-"""Work that the CPU twin's recorder cannot see is refused where its result comes in, never frozen without a word."""
+"""Work that the recorder of the CPU twin cannot see is refused where its result is used."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ class InAThread(Unseen):
 
 
 class InAPool(Unseen):
-    """The worker keeps its last answer, so that the memory stays."""
+    """The model keeps the results, so that their memory stays."""
 
     def __init__(self):
         super().__init__()
         self.workers = ThreadPoolExecutor(1)
-        self.answers = []
+        self.kept = []
 
     def forward(self, x):
-        self.answers.append(self.workers.submit(torch.mul, x, 2).result())
-        return x + self.answers[-1]
+        self.kept.append(self.workers.submit(torch.mul, x, 2).result())
+        return x + self.kept[-1]
 
     def close(self):
         self.workers.shutdown()
@@ -135,7 +135,7 @@ class Lazy(nn.Module):
         return x * self.table
 
 
-class TakesTurns(nn.Module):
+class Alternates(nn.Module):
     def __init__(self):
         super().__init__()
         self.tables = [torch.zeros(2), torch.ones(2)]
@@ -204,7 +204,7 @@ class ThroughARegion(nn.Module):
 
 
 @pytest.mark.parametrize(
-    "model", [Lazy, TakesTurns, FirstUsedLater, OfAGlobal, Attributes, Returns, Numbers, ThroughARegion]
+    "model", [Lazy, Alternates, FirstUsedLater, OfAGlobal, Attributes, Returns, Numbers, ThroughARegion]
 )
 def test_what_was_there_before_the_recorded_call_is_no_stranger(model):
     capture(model(), torch.ones(2))
@@ -213,7 +213,7 @@ def test_what_was_there_before_the_recorded_call_is_no_stranger(model):
 @pytest.mark.slow
 @pytest.mark.parametrize("steady_from", [1, 2, 3])
 def test_code_that_a_warm_up_compiles_is_captured(steady_from):
-    """The witness of the later warm-ups is a dispatch mode, and compiling below it must do no harm."""
+    """The later warm-ups run under a dispatch mode, and compiling below it must do no harm."""
     torch._dynamo.reset()
     calls = [0]
     linear = nn.Linear(2, 2).eval()
