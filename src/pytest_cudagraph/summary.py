@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pytest_cudagraph import environment, gate, record, report
 from pytest_cudagraph.base_revision.judge import base_table
@@ -17,9 +17,6 @@ from pytest_cudagraph.baseline import JsonStore, Key, normal_name
 from pytest_cudagraph.errors import BaselineError
 from pytest_cudagraph.settings.options import Settings
 from pytest_cudagraph.values import DeviceInfo, GraphReport, SavedBatch
-
-if TYPE_CHECKING:
-    from pytest_cudagraph.pipeline.device_context import DeviceContext
 
 _NAMED = 5
 """Stale tests named in the command that drops them."""
@@ -214,15 +211,7 @@ def _write_document(path: Path, reports: Sequence[GraphReport], settings: Settin
             temporary.unlink()
 
 
-def header_lines(device_contexts: Iterable[DeviceContext], settings: Settings) -> list[str]:
-    """One line per device: what this run measures on, against which file and gate."""
-    lines = [
-        report.header(
-            device_context.device,
-            baseline=_shown(device_context.baseline_file, settings.rootdir),
-            min_speedup=settings.min_speedup,
-            judged=not device_context.why_not_judged,
-        )
-        for device_context in device_contexts
-    ]
-    return list(dict.fromkeys(lines))
+def header_line(device: DeviceInfo, baseline_file: Path, settings: Settings, *, judged: bool) -> str:
+    """What this run measures on, its baseline file and its least speedup."""
+    shown = _shown(baseline_file, settings.rootdir)
+    return report.header(device, baseline=shown, min_speedup=settings.min_speedup, judged=judged)

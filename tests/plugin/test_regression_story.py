@@ -1,6 +1,6 @@
-"""A baseline over the life of a model: what it catches, that it blesses nothing, and what it says it cannot tell.
+"""A baseline over the life of a model: what it detects, that it accepts nothing by itself, and what stays undecided.
 
-The clock is the model's own: how long eager and replay take is written in the test, and 20 % are 20 % on any machine.
+The test sets how long eager and replay take, so that 20 % are 20 % on any machine.
 """
 
 from __future__ import annotations
@@ -12,12 +12,15 @@ import pytest
 
 CLOCK = """
 import dataclasses, random
-import pytest
-from pytest_cudagraph.pipeline import batch_timing, device_context
+import models
+from pytest_cudagraph.measure import measure
+from pytest_cudagraph.pipeline import open_device_context
+from pytest_cudagraph.pipeline.device_context import Readings
+from pytest_cudagraph.session.state_keys import DEVICE_CONTEXTS, SETTINGS
 
 
 class Clock:
-    '''Stands still but for the arms that are timed.'''
+    '''Only the timed calls advance it.'''
 
     resolution_ns = 1.0
     ns = 0
@@ -26,8 +29,13 @@ class Clock:
         return Clock.ns
 
 
-def arms(trial, subject, given, made_by=batch_timing._arms):
-    jitter = random.Random(0)
+class Reference:
+    def readings(self):
+        return Readings(lambda: 150e3)
+
+
+def measure_by_the_model(arms, **options):
+    jitter, model = random.Random(0), models.Timed.latest
 
     def lasting(call, microseconds):
         def timed():
@@ -36,17 +44,17 @@ def arms(trial, subject, given, made_by=batch_timing._arms):
 
         return timed
 
-    made, model = made_by(trial, subject, given), subject.eager
-    return dataclasses.replace(
-        made, eager=lasting(made.eager, model.eager_us), replay=lasting(made.replay, model.replay_us)
+    eager, replay = lasting(arms.eager, model.eager_us), lasting(arms.replay, model.replay_us)
+    return measure(dataclasses.replace(arms, eager=eager, replay=replay), **options)
+
+
+def pytest_sessionstart(session):
+    stash = session.config.stash
+    option = stash[SETTINGS].device
+    opened = open_device_context(option, stash[SETTINGS])
+    stash[DEVICE_CONTEXTS][option] = dataclasses.replace(
+        opened, clock=Clock(), reference=Reference(), measure=measure_by_the_model
     )
-
-
-patch = pytest.MonkeyPatch()
-patch.setattr(device_context, "PerfCounterClock", Clock)
-patch.setattr(batch_timing, "_arms", arms)
-patch.setattr(device_context.Reference, "_timed_ns", lambda self, graph: 150e3)
-pytest_unconfigure = patch.undo
 """
 
 TIMED = """
@@ -54,11 +62,12 @@ class Timed(Mlp):
     def __init__(self, eager_us, replay_us):
         super().__init__()
         self.eager_us, self.replay_us = eager_us, replay_us
+        Timed.latest = self
 """
 
 
 @pytest.fixture
-def story(project):
+def timed(project):
     with (project.path / "conftest.py").open("a", encoding="utf-8") as file:
         file.write(CLOCK)
     with (project.path / "models.py").open("a", encoding="utf-8") as file:
@@ -66,13 +75,13 @@ def story(project):
     return project
 
 
-def write(story, replay_us, eager_us=120):
+def write(timed, replay_us, eager_us=120):
     call = f"cudagraph(Timed({eager_us}, {replay_us}).eval(), torch.randn(1, 16), batch_sizes=[1])"
-    story.write(good=call, other=call.replace(str(replay_us), "60"))
+    timed.write(good=call, other=call.replace(str(replay_us), "60"))
 
 
-def run(story, *options):
-    return story.run("--cudagraph", "--cudagraph-device=cpu", *options)
+def run(timed, *options):
+    return timed.run("--cudagraph", "--cudagraph-device=cpu", *options)
 
 
 def said(result):
@@ -80,16 +89,16 @@ def said(result):
     return [line[4:] for line in result.outlines if line.startswith("E ") and "cpu: " not in line]
 
 
-def test_a_baseline_through_the_life_of_a_model(story):
-    write(story, replay_us=60)
-    recorded = run(story, "--cudagraph-update")
+def test_a_baseline_through_the_life_of_a_model(timed):
+    write(timed, replay_us=60)
+    recorded = run(timed, "--cudagraph-update")
     recorded.assert_outcomes(passed=2)
     recorded.stdout.fnmatch_lines(["2 passed, 2 new", "wrote 2 entries to *"])
-    text = story.baseline.read_text(encoding="utf-8")
+    text = timed.baseline.read_text(encoding="utf-8")
 
-    write(story, replay_us=72)
+    write(timed, replay_us=72)
     for _ in range(2):  # twice: a regression that was caught must not bless itself
-        slower = run(story)
+        slower = run(timed)
         slower.assert_outcomes(failed=1, passed=1)
         slower.stdout.fnmatch_lines(
             [
@@ -101,83 +110,83 @@ def test_a_baseline_through_the_life_of_a_model(story):
                 "1 passed, 1 slower",
             ]
         )
-        assert story.baseline.read_text(encoding="utf-8") == text
+        assert timed.baseline.read_text(encoding="utf-8") == text
 
-    write(story, replay_us=60)
-    fixed = run(story, "--cudagraph-strict")
+    write(timed, replay_us=60)
+    fixed = run(timed, "--cudagraph-strict")
     fixed.assert_outcomes(passed=2)
     fixed.stdout.fnmatch_lines(["2 passed"])
 
-    write(story, replay_us=50)
-    faster = run(story)
+    write(timed, replay_us=50)
+    faster = run(timed)
     faster.assert_outcomes(passed=2)
     faster.stdout.fnmatch_lines(
         ["2 passed, 1 faster", "faster: test_user.py::test_good, batch 1: replay is 20 % faster *"]
     )
     assert "to keep the gain: --cudagraph-update" in " ".join(line.strip() for line in faster.outlines)
-    assert story.baseline.read_text(encoding="utf-8") == text
+    assert timed.baseline.read_text(encoding="utf-8") == text
 
-    story.write(other="cudagraph(Timed(120, 60).eval(), torch.randn(1, 16), batch_sizes=[1])")
-    gone = run(story)
+    timed.write(other="cudagraph(Timed(120, 60).eval(), torch.randn(1, 16), batch_sizes=[1])")
+    gone = run(timed)
     assert gone.ret == pytest.ExitCode.OK
     gone.stdout.fnmatch_lines(["1 passed, 1 stale", "stale: test_user.py::test_good, batch 1"])
-    assert run(story, "--cudagraph-strict").ret == pytest.ExitCode.TESTS_FAILED
+    assert run(timed, "--cudagraph-strict").ret == pytest.ExitCode.TESTS_FAILED
 
     name = next(iter(re.findall(r'"name": "([^"]+)",\n\s+"platform"', text)))
-    story.baseline.unlink()
-    (story.path / ".cudagraph" / "another.json").write_text(text.replace(name, "Another Machine"), encoding="utf-8")
-    elsewhere = run(story)
+    timed.baseline.unlink()
+    (timed.path / ".cudagraph" / "another.json").write_text(text.replace(name, "Another Machine"), encoding="utf-8")
+    elsewhere = run(timed)
     elsewhere.assert_outcomes(passed=1)
     elsewhere.stdout.fnmatch_lines(["1 not judged, 1 not comparable"])
-    strict = run(story, "--cudagraph-strict")
+    strict = run(timed, "--cudagraph-strict")
     strict.assert_outcomes(failed=1)
     assert "the baseline is of Another Machine" in strict.stdout.str()
 
 
-def test_a_marginal_slowdown_is_inconclusive_until_sessions_tell(story):
-    write(story, replay_us=60)
+def test_a_marginal_slowdown_is_inconclusive_until_sessions_tell(timed):
+    write(timed, replay_us=60)
     for _ in range(5):
-        run(story, "--cudagraph-update").assert_outcomes(passed=2)
-    write(story, replay_us=65)
-    told = run(story)
+        run(timed, "--cudagraph-update").assert_outcomes(passed=2)
+    write(timed, replay_us=65)
+    told = run(timed)
     told.assert_outcomes(passed=2)
     told.stdout.fnmatch_lines(["2 passed"])  # 8.3 % slower, and five sessions that agree know that it is below 10 %
 
-    document = json.loads(story.baseline.read_text(encoding="utf-8"))
+    document = json.loads(timed.baseline.read_text(encoding="utf-8"))
     for record in document["benchmarks"]:
         history = record["extra_info"]["cudagraph"].get("sessions", [])
         assert len(history) in (0, 5)
         del history[1:]
-    story.baseline.write_text(json.dumps(document), encoding="utf-8")
-    open_ = run(story)
+    timed.baseline.write_text(json.dumps(document), encoding="utf-8")
+    open_ = run(timed)
     open_.assert_outcomes(passed=2)
     open_.stdout.fnmatch_lines(
         ["*InconclusiveWarning: batch 1: replay is 8.3 % slower than the baseline *", "1 passed, 1 inconclusive"]
     )
 
 
-def test_what_changed_is_replaced_and_counted_and_what_holds_gets_a_session(story):
-    write(story, replay_us=60)
-    run(story, "--cudagraph-update")
-    write(story, replay_us=72)
-    accepted = run(story, "--cudagraph-update")
+def test_what_changed_is_replaced_and_counted_and_what_holds_gets_a_session(timed):
+    write(timed, replay_us=60)
+    run(timed, "--cudagraph-update")
+    write(timed, replay_us=72)
+    accepted = run(timed, "--cudagraph-update")
     accepted.assert_outcomes(passed=2)
     said = "accepted: test_user.py::test_good, batch 1: replay 60.0 -> 72.0 µs (+20 %)"
     accepted.stdout.fnmatch_lines(["2 passed, 1 changed", said, "wrote 2 entries to *"])
-    records = json.loads(story.baseline.read_text(encoding="utf-8"))["benchmarks"]
+    records = json.loads(timed.baseline.read_text(encoding="utf-8"))["benchmarks"]
     counts = {each["name"]: len(each["extra_info"]["cudagraph"].get("sessions", [])) for each in records}
     assert (counts["test_good[1-replay]"], counts["test_other[1-replay]"]) == (1, 2)
-    run(story, "--cudagraph-strict").assert_outcomes(passed=2)
+    run(timed, "--cudagraph-strict").assert_outcomes(passed=2)
 
-    run(story, "--cudagraph-update=all").stdout.fnmatch_lines(["2 passed, 2 changed"])
-    assert story.baseline.read_text(encoding="utf-8").count('"commit": ') == 2
+    run(timed, "--cudagraph-update=all").stdout.fnmatch_lines(["2 passed, 2 changed"])
+    assert timed.baseline.read_text(encoding="utf-8").count('"commit": ') == 2
 
 
-def test_a_missing_entry_is_counted_and_refused_by_strict(story):
-    write(story, replay_us=60)
-    result = run(story)
+def test_a_missing_entry_is_counted_and_refused_by_strict(timed):
+    write(timed, replay_us=60)
+    result = run(timed)
     result.stdout.fnmatch_lines(["2 passed, 2 missing"])
-    strict = run(story, "--cudagraph-strict", "--cudagraph-json=run.json")
+    strict = run(timed, "--cudagraph-strict", "--cudagraph-json=run.json")
     strict.assert_outcomes(failed=2)
     strict.stdout.fnmatch_lines(
         [
@@ -189,14 +198,14 @@ def test_a_missing_entry_is_counted_and_refused_by_strict(story):
             "not compared: no entry in .cudagraph/cpu-*.json yet; *",
         ]
     )
-    found = [batch for test in json.loads((story.path / "run.json").read_text())["tests"] for batch in test["batches"]]
+    found = [batch for test in json.loads((timed.path / "run.json").read_text())["tests"] for batch in test["batches"]]
     assert [(batch["verdict"], batch["word"]) for batch in found] == [("not-judged", "missing")] * 2
 
 
-def test_a_file_of_the_first_schema_is_read_and_rewritten_on_the_next_update(story):
-    write(story, replay_us=60)
-    run(story, "--cudagraph-update")
-    document = json.loads(story.baseline.read_text(encoding="utf-8"))
+def test_a_file_of_the_first_schema_is_read_and_rewritten_on_the_next_update(timed):
+    write(timed, replay_us=60)
+    run(timed, "--cudagraph-update")
+    document = json.loads(timed.baseline.read_text(encoding="utf-8"))
     for record in document["benchmarks"]:
         ours = record["extra_info"]["cudagraph"]
         ours["schema"] = 1
@@ -204,24 +213,24 @@ def test_a_file_of_the_first_schema_is_read_and_rewritten_on_the_next_update(sto
         for key in ("mig", "power_limit_w", "clocks"):
             ours.get("device", {}).pop(key, None)
     old = json.dumps(document)
-    story.baseline.write_text(old, encoding="utf-8")
+    timed.baseline.write_text(old, encoding="utf-8")
 
-    run(story, "--cudagraph-strict").assert_outcomes(passed=2)
-    assert story.baseline.read_text(encoding="utf-8") == old
-    run(story, "--cudagraph-update").assert_outcomes(passed=2)
-    assert story.baseline.read_text(encoding="utf-8").count('"commit": ') == 4
-    assert '"schema": 1' not in story.baseline.read_text(encoding="utf-8")
+    run(timed, "--cudagraph-strict").assert_outcomes(passed=2)
+    assert timed.baseline.read_text(encoding="utf-8") == old
+    run(timed, "--cudagraph-update").assert_outcomes(passed=2)
+    assert timed.baseline.read_text(encoding="utf-8").count('"commit": ') == 4
+    assert '"schema": 1' not in timed.baseline.read_text(encoding="utf-8")
 
 
-def test_the_markers_that_were_measured_are_suggested(story):
-    story.write(
+def test_the_markers_that_were_measured_are_suggested(timed):
+    timed.write(
         good="cudagraph(Timed(120, 50).eval(), torch.randn(1, 16), batch_sizes=[1], name='at1')\n"
         "cudagraph(Timed(120, 80).eval(), torch.randn(1, 16), batch_sizes=[2], name='at2')",
         same="cudagraph(Timed(120, 60).eval(), torch.randn(1, 16), batch_sizes=[1, 2])",
         slow="cudagraph(Timed(120, 119).eval(), torch.randn(1, 16), batch_sizes=[1])",
         wrong="cudagraph(WrongUnderCapture().eval(), torch.randn(1, 16), batch_sizes=[1])",
     )
-    result = run(story, "--cudagraph-suggest")
+    result = run(timed, "--cudagraph-suggest")
     result.stdout.fnmatch_lines(
         [
             "suggest: at1: @pytest.mark.graph_speedup(min=2.30)",
@@ -233,7 +242,7 @@ def test_the_markers_that_were_measured_are_suggested(story):
     )
 
 
-def test_a_rehearsal_suggests_nothing(story):
-    write(story, replay_us=60)
-    result = story.run("--cudagraph", "--cudagraph-suggest")
+def test_a_rehearsal_suggests_nothing(timed):
+    write(timed, replay_us=60)
+    result = timed.run("--cudagraph", "--cudagraph-suggest")
     result.stdout.fnmatch_lines(["suggest: test_user.py::test_good: nothing, for speed is not judged: *"])

@@ -79,12 +79,22 @@ def test_xdist_workers_check_and_do_not_judge(project):
     assert len(json.loads((project.path / "run.json").read_text(encoding="utf-8"))["tests"]) == 3
 
 
+TORCH_IN_THE_CONTROLLER = """
+import sys
+
+def pytest_unconfigure(config):
+    if not hasattr(config, "workerinput"):
+        print("the controller has torch:", "torch" in sys.modules)
+"""
+
+
 @pytest.mark.contract
 def test_a_lone_xdist_worker_is_judged_and_recorded(project):
     project.write(good=GOOD)
+    project.pytester.makeconftest(TORCH_IN_THE_CONTROLLER)
     result = project.measure("-n", "1", "--cudagraph-update")
     result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines(["*2 passed, 2 new*", "*wrote 2 entries to *"])
+    result.stdout.fnmatch_lines(["*2 passed, 2 new*", "*wrote 2 entries to *", "the controller has torch: False"])
 
 
 DIES = "import os; os._exit(3)"

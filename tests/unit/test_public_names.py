@@ -32,9 +32,9 @@ def test_a_name_that_is_not_there_is_an_attribute_error():
         _ = pytest_cudagraph.GraphRunnr
 
 
-def test_loading_the_plugin_loads_neither_torch_nor_nvml():
-    code = (
-        "import sys, pytest_cudagraph.plugin; print(sorted({'torch', 'pynvml', 'numpy', 'psutil'} & set(sys.modules)))"
-    )
+@pytest.mark.parametrize("module", ["plugin", "summary"])
+def test_loading_the_plugin_or_the_summary_loads_neither_torch_nor_nvml(module):
+    heavy = "sorted({'torch', 'pynvml', 'numpy', 'psutil'} & set(sys.modules))"
+    code = f"import sys, pytest_cudagraph.{module}; print({heavy})"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"

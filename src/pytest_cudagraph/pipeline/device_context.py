@@ -1,4 +1,4 @@
-"""What every run of a model on one device shares: its backend, what is saved of it, and the reference workload."""
+"""What all runs on one device share: the backend, the saved entries, the clock and the reference workload."""
 
 from __future__ import annotations
 
@@ -22,27 +22,28 @@ from pytest_cudagraph.stats import summaries
 from pytest_cudagraph.values import DeviceInfo, Latency, MeasuredBatch, NoBaseline, Receipt, SavedBatch, Timing
 
 _SHARE = 0.1
-"""Of a measurement's time, at most."""
+"""The largest part of a measurement's time that readings take."""
 
 _MOST_AT_ONCE = 16
 _FEWEST = 10
-"""Readings; fewer do not tell a quartile."""
+"""Readings. Fewer give no quartile."""
 
 _INTERRUPTED = 4
-"""Times the shortest reading. What is beyond is the time of whoever took the processor, and not the reference's own:
-counted as such, one interruption of 40 ms would leave a measurement without readings, just where it needs them.
+"""Times the shortest reading. A longer reading was interrupted, and only this much of it counts as time spent.
+
+Otherwise one interruption of 40 ms would use up the share of a measurement that needs its readings.
 """
 
 _WARM_CALLS = 3
 _ROUNDS = 10
-"""Five operations each: 50 kernels, as many as a small model has."""
+"""Five operations each: 50 kernels, like a small model."""
 
 _SIDE = 32
 """A 32 x 32 matrix: microseconds per operation, and below what torch splits among threads (32768 elements)."""
 
 
 class Reference:
-    """The reference of one device, captured when it is first asked for and kept for the run."""
+    """The reference workload of one device. It is captured at the first use and kept for the run."""
 
     def __init__(self, backend: Backend, clock: Clock) -> None:
         self._backend, self._clock = backend, clock
@@ -51,9 +52,9 @@ class Reference:
         self._is_refused = False
 
     def readings(self) -> Readings:
-        """Begin to read beside one measurement; captures and warms up where that has not been done."""
+        """Readings for one measurement. The first call captures the workload and warms it up."""
         if self._graph is None and not self._is_refused:
-            # Worth having, never worth failing for: without it latencies are compared as they are.
+            # A refusal must not fail a test: latencies are then compared undivided.
             with contextlib.suppress(CudagraphError, RuntimeError):
                 self._graph = self._capture()
             self._is_refused = self._graph is None
@@ -76,14 +77,14 @@ class Reference:
         values = torch.linspace(-1.0, 1.0, _SIDE * _SIDE, dtype=torch.float64, device=device).reshape(_SIDE, _SIDE)
         with self._backend.running(), torch.autocast(torch.device(device).type, enabled=False):
             self._pool = self._backend.pool()
-            graph = self._pool.capture(_workload, (values,), {}, batch_size=_SIDE)
+            graph = self._pool.capture(reference_workload, (values,), {}, batch_size=_SIDE)
         for _ in range(_WARM_CALLS):
             graph.replay()
         return graph
 
 
 class Readings:
-    """The reference between the blocks of one measurement: what slows the one slows the other."""
+    """Readings of the reference between the blocks of one measurement. A slow machine slows both."""
 
     def __init__(self, sample_ns: Callable[[], float | None]) -> None:
         self._sample_ns = sample_ns
@@ -91,7 +92,7 @@ class Readings:
         self._spent_ns, self._least_ns = 0.0, math.inf
 
     def keep_up(self, elapsed_ns: float) -> None:
-        """Read until the share of the measurement's time is spent, or for now enough is read."""
+        """Read until the share of the measurement's time is spent, at most 16 times per call."""
         for _ in range(_MOST_AT_ONCE):
             if self._spent_ns > elapsed_ns * _SHARE:
                 return
@@ -103,12 +104,12 @@ class Readings:
             self._spent_ns += min(sample_ns, _INTERRUPTED * self._least_ns)
 
     def latency(self) -> Latency | None:
-        """What was read; None where that is too little."""
+        """The distribution of the readings. None with fewer than 10."""
         return summaries.latency_summary(self._samples_ns) if len(self._samples_ns) >= _FEWEST else None
 
 
-def _workload(values: torch.Tensor) -> torch.Tensor:
-    """Products, comparisons, reductions and sums; no tanh: CPU libraries run even a small one in threads."""
+def reference_workload(values: torch.Tensor) -> torch.Tensor:
+    """Products, comparisons, reductions and sums. No tanh: CPU libraries run even a small one in threads."""
     found = values
     for _ in range(_ROUNDS):
         found = (found @ values).clamp(-1.0, 1.0)
@@ -126,7 +127,7 @@ class DeviceContext:
     """Why speed is not judged on this device. Empty where it is."""
     saved: Mapping[tuple[str, int], SavedBatch]
     elsewhere: Sequence[SavedBatch]
-    """Entries of other devices' files: they are not compared, and the report says so."""
+    """Entries of other devices' files. They are not compared, and the report says so."""
     baseline_file: Path
     clock: Clock
     replaces: bool = False
@@ -145,7 +146,7 @@ class DeviceContext:
     """Measures the arms; see :func:`pytest_cudagraph.measure_arms`."""
 
     def find_saved(self, name: str, batch_size: int) -> SavedBatch | NoBaseline:
-        """The saved entry of this device; else what the file lacks, or that another device's file has it."""
+        """The saved entry of this device. Without one, whether another device's file has it."""
         found = self.saved.get((name, batch_size))
         if found is not None:
             return found
@@ -160,8 +161,10 @@ class DeviceContext:
         return NoBaseline(comparison="new", reason=f"no entry in {file} yet", asked_for=asked_for)
 
     def _counted(self, others: Sequence[SavedBatch]) -> SavedBatch | None:
-        """The last saved of these whose kernels are countable here too: any CPU runs the twin's operations, and a GPU
-        chooses kernels by its model."""
+        """The latest of these entries whose kernel count holds here: every CPU runs the same operations of the twin.
+
+        A GPU chooses kernels by its model, so that counts of two GPUs are not comparable.
+        """
         alike = [entry for entry in others if entry.device.kind == self.device.kind == "cpu"]
         return max(alike, key=lambda entry: entry.saved_at, default=None)
 
@@ -223,13 +226,13 @@ def _update_option(choice: device.Choice, settings: Settings) -> str:
 
 
 def _waiting_processes(settings: Settings) -> int:
-    """Who has opened the device to see that it is there, and waits: whoever compares revisions, xdist's controller."""
+    """Processes that opened the device and wait: the one that compares revisions, and xdist's controller."""
     is_controlled = settings.workers > 0 and (settings.require_gpu or settings.device == "cuda")
     return int(settings.sample is not None) + int(is_controlled)
 
 
 def _elsewhere(own: Path) -> tuple[SavedBatch, ...]:
-    """What other devices' files hold; one that cannot be read concerns the runs on its device, not this one."""
+    """The entries of other devices' files. A file that cannot be read is reported by runs on its own device."""
     found: list[SavedBatch] = []
     for path in sorted(own.parent.glob("*.json")):
         if path != own:

@@ -162,9 +162,13 @@ def header(config: pytest.Config) -> list[str]:
         return [f"cudagraph: without --cudagraph nothing is measured or written: {', '.join(idle)}"] if idle else []
     if not config.stash[DEVICE_CONTEXTS]:
         return []
-    from pytest_cudagraph.summary import header_lines
+    from pytest_cudagraph.summary import header_line
 
-    return header_lines(config.stash[DEVICE_CONTEXTS].values(), config.stash[SETTINGS])
+    lines = [
+        header_line(each.device, each.baseline_file, config.stash[SETTINGS], judged=not each.why_not_judged)
+        for each in config.stash[DEVICE_CONTEXTS].values()
+    ]
+    return list(dict.fromkeys(lines))
 
 
 def begin_test(item: pytest.Item) -> None:

@@ -8,7 +8,7 @@ from tests.fake_clock import FakeClock
 from pytest_cudagraph.backends.cpu import CpuBackend
 from pytest_cudagraph.errors import CaptureRefusal
 from pytest_cudagraph.measure import PerfCounterClock
-from pytest_cudagraph.pipeline.device_context import Reference, _workload
+from pytest_cudagraph.pipeline.device_context import Readings, Reference, reference_workload
 
 
 def clock():
@@ -37,20 +37,26 @@ def test_a_reading_is_one_replay_between_two_looks_at_the_clock():
 
 
 def test_an_interruption_is_not_the_references_own_time():
-    found = reference().readings()
     samples = iter([100_000.0, 40e6, *[100_000.0] * 40])
-    found._sample_ns = lambda: next(samples)
+    found = Readings(lambda: next(samples))
     found.keep_up(12_000_000)
     assert found.latency().samples == 10  # 1.3 of 1.2 ms spent, 0.4 of them for the interrupted one
 
 
+class Counts(CpuBackend):
+    asked = 0
+
+    def pool(self):
+        self.asked += 1
+        return super().pool()
+
+
 def test_it_is_captured_once():
-    subject = reference()
-    subject.readings()
-    graph = subject._graph
-    subject.readings()
-    assert subject._graph is graph
-    assert graph.receipt.kernels == 50
+    backend = Counts()
+    found = Reference(backend, clock())
+    found.readings()
+    found.readings()
+    assert backend.asked == 1
 
 
 class Refuses(CpuBackend):
@@ -87,6 +93,6 @@ def test_it_draws_no_random_number_and_heeds_no_default():
 def test_its_numbers_stay_of_the_order_of_one():
     # Denormal numbers and infinities take their own time.
     values = torch.linspace(-1.0, 1.0, 32 * 32, dtype=torch.float64).reshape(32, 32)
-    found = _workload(values)
+    found = reference_workload(values)
     assert torch.isfinite(found).all()
     assert 0.1 < found.abs().mean() < 10
