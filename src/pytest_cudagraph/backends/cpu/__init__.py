@@ -7,7 +7,6 @@ flat list, without Python code of the model. Its times are CPU times and say not
 
     backend    CpuBackend and its pool: warm up, record, make a graph
     recording  records one call, then restores state, random numbers and torch's functions
-    observers  the dispatch modes that see every operation of a call
     tape       turns the operations into the steps of a replay
     lowering   turns one operation into one callable that writes into fixed buffers
     operators  the properties of an operator, and the fastest Python binding that calls it

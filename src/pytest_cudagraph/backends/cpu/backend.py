@@ -13,9 +13,9 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from pytest_cudagraph.backends.buffers import check_output
 from pytest_cudagraph.backends.capture_mode import capturing, uncached_autocast
 from pytest_cudagraph.backends.cpu.graph import CpuGraph, CpuInputs, LastReplayed
-from pytest_cudagraph.backends.cpu.observers import OperationRecorder, SeenMemory, watch_memory
-from pytest_cudagraph.backends.cpu.recording import record
+from pytest_cudagraph.backends.cpu.recording import OperationRecorder, SeenMemory, record
 from pytest_cudagraph.backends.cpu.tape import OpaqueCall, Tape
+from pytest_cudagraph.backends.dispatch import hidden_from_compiler
 from pytest_cudagraph.protocols import EventTimer, Model
 from pytest_cudagraph.values import Kind, Receipt
 
@@ -114,7 +114,7 @@ class CpuPool:
             seen = None
             for call in range(_WARMUPS):
                 # The first call may build and compile. Two calls also show state that alternates.
-                seen = watch_memory() if call == 1 else seen
+                seen = hidden_from_compiler(SeenMemory)() if call == 1 else seen
                 static_args, static_kwargs = inputs.arguments()
                 with seen or nullcontext():
                     tensors = check_output(model(*static_args, **static_kwargs))
