@@ -1,30 +1,30 @@
-"""What can go wrong, as classes.
+"""The exceptions and warnings of this package.
 
 ::
 
-    GraphTestFailure (AssertionError)     a test's verdict: raised in its call phase, never caught by us
+    GraphTestFailure (AssertionError)     the verdict on a test, raised in its call phase
     ├── EagerFailed                       the model raises without any graph
     ├── AuditFailed                       a hazard makes the replay wrong or the capture impossible
-    ├── CompileFailed                     the compile step raised, or ran past its time
-    ├── CaptureFailed                     the capture was refused, or fell back
+    ├── CompileFailed                     the compile step raised or exceeded its time limit
+    ├── CaptureFailed                     the capture was refused or fell back
     ├── ReplayMismatch                    replay differs from eager
     ├── SpeedupTooLow                     the ratio gate
     ├── SlowerThanBaseline                the latency gate
-    ├── SlowerThanBase                    the same gate against another revision (--cudagraph-base)
+    ├── SlowerThanBase                    the latency gate against another revision (--cudagraph-base)
     ├── TooManyKernels                    the structure gate
-    └── NotProven                         inconclusive or not judged, under --cudagraph-strict
-    CudagraphError (Exception)            a mistake of use or of the machine
-    ├── InputError                        example inputs that cannot be used as they are
-    ├── DeviceUnavailable                 the device asked for is not there
-    ├── BaselineError                     a baseline file that cannot be read or written
+    └── NotProven                         inconclusive or not judged, with --cudagraph-strict
+    CudagraphError (Exception)            wrong use, or a problem of the machine
+    ├── InputError                        unusable example inputs
+    ├── DeviceUnavailable                 the requested device is missing
+    ├── BaselineError                     an unreadable or unwritable baseline file
     ├── RevisionError                     a revision that cannot be checked out or measured
-    ├── DeadTensorError                   a replay would read memory that is no longer there
-    ├── CompileTimeout                    inside compile: past its time limit; becomes CompileFailed
-    └── CaptureRefusal                    inside backends: why a capture cannot be; becomes CaptureFailed
-    InconclusiveWarning (UserWarning)     the time budget ended before the evidence was enough
-    FineGateWarning (UserWarning)         a gate finer than what the machine can tell
+    ├── DeadTensorError                   a replay would read freed memory
+    ├── CompileTimeout                    inside compile: time limit exceeded, becomes CompileFailed
+    └── CaptureRefusal                    inside backends: the reason of a refused capture, becomes CaptureFailed
+    InconclusiveWarning (UserWarning)     the time budget ended before a decision
+    FineGateWarning (UserWarning)         a gate finer than the noise of the machine
 
-Public classes carry ``pytest_cudagraph`` as their module, so that a traceback shows the name a user imports.
+The module name of public classes is ``pytest_cudagraph``, so a traceback shows the name that a user imports.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ if TYPE_CHECKING:
 
 
 class CudagraphError(Exception):
-    """A mistake of use or of the machine; the message says what is allowed, what was found, what to do."""
+    """Wrong use, or a problem of the machine. The message says what is allowed, what was found, what to do."""
 
     report: GraphReport | None = None
-    """The story until then, where one had begun."""
+    """The report until the error, if there is one."""
 
 
 class InputError(CudagraphError):
-    """Example inputs, outputs or arguments that cannot be used as they are."""
+    """Unusable example inputs, outputs or arguments."""
 
 
 class DeviceUnavailable(CudagraphError):
-    """The device asked for is not there."""
+    """The requested device is missing."""
 
 
 class BaselineError(CudagraphError):
-    """A baseline file that cannot be read or written; the message names the file, which stays as it was."""
+    """An unreadable or unwritable baseline file. The message names the file, which stays unchanged."""
 
 
 class RevisionError(CudagraphError):
@@ -59,9 +59,9 @@ class RevisionError(CudagraphError):
 
 
 class CaptureRefusal(CudagraphError):
-    """A capture that cannot be. ``text`` is what CUDA says in this case, ``hazard`` the id in the catalogue.
+    """A refused capture. ``text`` is the error text of CUDA, ``hazard`` the id in the catalogue.
 
-    Where no hazard of the model is the cause, ``hazard`` is empty and ``fix`` says what to do.
+    If no hazard of the model is the cause, ``hazard`` is empty and ``fix`` says what to do.
     """
 
     def __init__(
@@ -77,15 +77,15 @@ class CaptureRefusal(CudagraphError):
 
 
 class DeadTensorError(CudagraphError):
-    """A replay would read memory of its capture that has been freed or has moved; nothing was run."""
+    """A replay would read memory that was freed or has moved since the capture. The replay did not run."""
 
 
 class CompileTimeout(CudagraphError):
-    """A compile that ran past its time limit and was stopped."""
+    """A compile that exceeded its time limit and was stopped."""
 
 
 class GraphTestFailure(AssertionError):
-    """A test's verdict. ``report`` is the whole story, as the fixture would have returned it."""
+    """The verdict on a failed test. ``report`` is the report that the fixture would have returned."""
 
     report: GraphReport | None
 
@@ -95,18 +95,18 @@ class GraphTestFailure(AssertionError):
 
 
 class EagerFailed(GraphTestFailure):
-    """The model raises in eager mode; the cause is the model's own exception."""
+    """The model raises in eager mode. The cause is the model's own exception."""
 
     own: Exception | None = None
-    """What the model raised in its first calls, without any graph: the fixtures let a test hear that itself."""
+    """The exception of the model's first calls, without any graph. The fixtures raise it to the test unchanged."""
 
 
 class AuditFailed(GraphTestFailure):
-    """The eager model holds a hazard that makes replays wrong or captures impossible."""
+    """A hazard in the eager model makes the replay wrong or the capture impossible."""
 
 
 class CompileFailed(GraphTestFailure):
-    """The compile step raised, or ran past its time limit."""
+    """The compile step raised or exceeded its time limit."""
 
 
 class CaptureFailed(GraphTestFailure):
@@ -114,35 +114,35 @@ class CaptureFailed(GraphTestFailure):
 
 
 class ReplayMismatch(GraphTestFailure):
-    """Replay computed something else than eager; no timing is shown or saved."""
+    """Replay differs from eager. No timing is shown or saved."""
 
 
 class SpeedupTooLow(GraphTestFailure):
-    """Replay is, with confidence, less than the asked-for factor faster than eager."""
+    """The speedup of replay over eager is, with confidence, below the required minimum."""
 
 
 class SlowerThanBaseline(GraphTestFailure):
-    """Replay is, beyond tolerance and noise, slower than the saved baseline."""
+    """Replay is slower than the saved baseline, beyond tolerance and noise."""
 
 
 class SlowerThanBase(GraphTestFailure):
-    """Replay is, with confidence, slower than in the revision that ``--cudagraph-base`` names."""
+    """Replay is, with confidence, slower than in the revision of ``--cudagraph-base``."""
 
 
 class TooManyKernels(GraphTestFailure):
-    """The graph holds more kernels than the baseline and the marker allow."""
+    """The graph has more kernels than the baseline and the marker allow."""
 
 
 class NotProven(GraphTestFailure):
-    """Nothing is wrong, nothing is proved, and ``--cudagraph-strict`` asks for proof."""
+    """Nothing failed, but nothing is proved, and ``--cudagraph-strict`` requires proof."""
 
 
 class InconclusiveWarning(UserWarning):
-    """The time budget ended before the evidence said pass or fail."""
+    """The time budget ended before the evidence decided between pass and fail."""
 
 
 class FineGateWarning(UserWarning):
-    """A test asks for a gate that is finer than the noise of this machine."""
+    """A gate of a test is finer than the noise of this machine."""
 
 
 def first_line(exc: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""Which line a finding points at."""
+"""The line to which a finding points."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Wrapping(torch.nn.Module):
 """
 
 
-# Compiled under a name that stands for no file, as nobody's code: this file's own lines are "the user's".
+# Compiled with a name that is no file, so it counts as machinery. The lines of this file count as the user's.
 WATCH = """
 class SiteWatch(TorchDispatchMode):
     sites = []
@@ -106,9 +106,8 @@ def test_causes_that_run_in_a_circle_end():
     assert sources.user_site_of(first) is None
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
+ORIGINS = {
+    "machinery": [
         torch.__file__,
         torch.nn.functional.__file__,
         sources.user_lines.__file__,
@@ -119,24 +118,17 @@ def test_causes_that_run_in_a_circle_end():
         "<eval_with_key>.7",
         "<frozen importlib._bootstrap>",
     ],
-)
-def test_the_machinery_is_nobodys_model(name):
-    assert not sources.user_lines._is_user_file(name)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        __file__,
+    "library": [
         "/env/lib/python3.11/site-packages/transformers/masking_utils.py",
         "/usr/lib/python3/dist-packages/timm/layers/norm.py",
-        "C:\\models\\net.py",
-        "<stdin>",
-        "<ipython-input-1-abc>",
     ],
-)
-def test_models_tests_and_installed_model_libraries_are_the_users(name):
-    assert sources.user_lines._is_user_file(name)
+    "project": [__file__, "C:\\models\\net.py", "<stdin>", "<ipython-input-1-abc>"],
+}
+
+
+@pytest.mark.parametrize(("origin", "name"), [(origin, name) for origin in ORIGINS for name in ORIGINS[origin]])
+def test_a_file_is_the_machinerys_a_librarys_or_the_projects(origin, name):
+    assert sources.origin_of(name) == origin
 
 
 def test_a_description_quotes_the_line_and_shortens_the_path(user_module, tmp_path, monkeypatch):
@@ -164,7 +156,7 @@ def library(tmp_path):
 
 
 def sites_below(call):
-    """``user_sites`` as code that belongs to nobody asks for it."""
+    """``user_sites``, called from code that counts as machinery."""
     scope = {"sources": sources}
     exec(compile("def ask(): return sources.user_sites()", "<string>", "exec"), scope)
     return call(scope["ask"])
@@ -181,20 +173,8 @@ def test_a_line_of_a_library_comes_with_the_line_of_the_project_that_led_there(l
     assert (found.called_from.file, found.called_from.function) == (__file__, "sites_below")
 
 
-@pytest.mark.parametrize(
-    ("name", "origin"),
-    [
-        (__file__, "project"),
-        ("/env/lib/python3.11/site-packages/transformers/masking_utils.py", "library"),
-        ("/env/lib/python3.11/site-packages/pluggy/_callers.py", "machinery"),
-    ],
-)
-def test_a_file_is_the_machinerys_a_librarys_or_the_projects(name, origin):
-    assert sources.origin_of(name) == origin
-
-
 def ones(device=None, *args, asked="ones"):
-    """A factory that tells whether the line that calls it names the host."""
+    """A factory that returns whether the calling line names the host."""
     return names_host(sys._getframe(1), asked)
 
 

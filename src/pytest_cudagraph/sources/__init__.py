@@ -1,8 +1,7 @@
-"""The user's source code: which line runs or raised, and what the source spells out."""
+"""The user's source code: the line that runs or raised, and facts that the source text shows."""
 
 from pytest_cudagraph.sources.user_lines import (
     Sites,
-    _is_user_file,
     describe,
     origin_of,
     user_frame,
@@ -11,4 +10,4 @@ from pytest_cudagraph.sources.user_lines import (
     user_sites,
 )
 
-__all__ = ["Sites", "_is_user_file", "describe", "origin_of", "user_frame", "user_site", "user_site_of", "user_sites"]
+__all__ = ["Sites", "describe", "origin_of", "user_frame", "user_site", "user_site_of", "user_sites"]

@@ -1,4 +1,4 @@
-"""What the source of a model spells out: devices named for the host, branches of a GPU, assigned attributes."""
+"""Facts from the source text of a model: devices by name, branches for a GPU, assigned attributes."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _BEFORE_CALLS = frozenset({"__init__", "__new__", "__post_init__", "__setstate__
 
 
 def assigned_at(kind: type, attribute: str) -> Site | None:
-    """The last line of ``kind``'s own code that assigns ``attribute``, or an entry of it, outside of its construction.
+    """The last line in the class that assigns ``attribute``, or an entry of it, after construction.
 
-    None where there is none to see: another name for the object, ``setattr``, a library's code.
+    None for ``setattr``, another name of the object, and the code of a library.
     """
     for each in kind.__mro__:
         found = _sites(each).get(attribute)
@@ -38,7 +38,7 @@ def _sites(kind: type) -> dict[str, Site]:
             return {}
         linecache.checkcache(file)
         tree = ast.parse(inspect.cleandoc("\n" + "".join(lines)))
-    except (OSError, TypeError, SyntaxError):  # made at run time, built in, or edited since it was imported
+    except (OSError, TypeError, SyntaxError):  # made at run time, built in, or edited after the import
         return {}
     return {name: Site(file=file, line=first + line - 1, function=function) for name, line, function in _assigned(tree)}
 
@@ -71,13 +71,13 @@ def names_host(frame: FrameType | None, called: str) -> bool:
     code = frame.f_code
     calls = [call for call in _calls(code.co_filename) if _covers(call, frame.f_lineno)]
     place = _place(frame)
-    # Where Python does not tell the columns (before 3.11), every call of the line is looked at.
+    # Python before 3.11 gives no columns. Then look at every call of the line.
     calls = [call for call in calls if (call.lineno, call.col_offset, call.end_col_offset) == place] or calls
     return any(_name(call.func) == called and any(map(_names_host, _devices(call, called))) for call in calls)
 
 
 def _place(frame: FrameType) -> tuple[int | None, int | None, int | None] | None:
-    """The line, first and last column of the call that a frame is at."""
+    """The line, the first and the last column of the call that a frame runs."""
     positions = getattr(frame.f_code, "co_positions", None)
     if positions is None:
         return None
@@ -91,13 +91,13 @@ def is_host(device: object) -> bool:
 
 
 def gpu_branches(site: Site) -> tuple[int, ...]:
-    """The lines of branches in the function of ``site`` that compare the type of a device with ``"cuda"``."""
+    """The lines in the function of ``site`` that branch on a comparison of a device type with ``"cuda"``."""
     around = [branches for branches in _gpu_branches(site.file) if branches[0] <= site.line <= branches[1]]
     return max(around, default=(0, 0, ()))[2]
 
 
 def branches_on_cuda(code: CodeType, line: int) -> bool:
-    """Whether ``is_cuda``, read on this line, decides a branch there."""
+    """Whether a branch on this line reads ``is_cuda``."""
     return any(
         _covers(test, line) and any(_name(part) == "is_cuda" for part in ast.walk(test))
         for test in _tests(_tree(code.co_filename))
@@ -117,7 +117,7 @@ def _names_host(value: ast.expr) -> bool:
 
 @functools.lru_cache(maxsize=64)
 def _gpu_branches(file: str) -> tuple[tuple[int, int, tuple[int, ...]], ...]:
-    """Per function its first and last line, and the lines of its branches on CUDA."""
+    """For each function its first line, its last line, and the lines of its branches on CUDA."""
     if not any('"cuda"' in text or "'cuda'" in text for text in linecache.getlines(file)):
         return ()
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -134,7 +134,7 @@ def _tests(tree: ast.AST) -> list[ast.expr]:
 
 
 def _asks_for_cuda(node: ast.AST) -> bool:
-    """Whether this is ``device.type == "cuda"``."""
+    """Whether the node is ``device.type == "cuda"``."""
     if not isinstance(node, ast.Compare) or len(node.ops) != 1 or not isinstance(node.ops[0], ast.Eq):
         return False
     sides = (node.left, node.comparators[0])
@@ -159,5 +159,5 @@ def _calls(file: str) -> tuple[ast.Call, ...]:
 def _tree(file: str) -> ast.AST:
     try:
         return ast.parse("".join(linecache.getlines(file)))
-    except (SyntaxError, ValueError):  # a file that was edited while it runs, or a notebook's cell with magic
+    except (SyntaxError, ValueError):  # a file edited while it runs, or a notebook cell with magic
         return ast.Module(body=[], type_ignores=[])
