@@ -252,7 +252,7 @@ def _timed(
 ) -> Any:
     """As the plugin measures: on a GPU the monitor vets the blocks."""
     with PerfMonitor() as watch:
-        return measure.measure(
+        return measure.measure_arms(
             Arms(eager=eager, replay=replay),
             clock=PerfCounterClock(),
             rule=stats.EvidenceRule(target_ratio),
@@ -260,7 +260,7 @@ def _timed(
             seed=seed,
             synchronize=lab.backend.synchronize,
             prepare=rewind,
-            vet=watch.check if lab.backend.kind == "cuda" else None,
+            disturbance=watch.check if lab.backend.kind == "cuda" else None,
         )
 
 

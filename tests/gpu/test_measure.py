@@ -46,7 +46,7 @@ def test_event_and_host_clocks_agree_on_work_that_the_device_bounds(backend):
 
 def timed(backend, graph, model, x, *, target, budget_s=8.0):
     with backend.running():
-        return measure.measure(
+        return measure.measure_arms(
             measure.Arms(eager=lambda: model(x), replay=lambda: graph(x)),
             clock=PerfCounterClock(),
             rule=stats.EvidenceRule(target),

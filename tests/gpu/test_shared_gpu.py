@@ -46,14 +46,14 @@ def timed(backend, capture):
 
     def timed(budget_s):
         with backend.running(), PerfMonitor() as watch:
-            return measure.measure(
+            return measure.measure_arms(
                 measure.Arms(eager=lambda: model(x), replay=lambda: graph(x)),
                 clock=PerfCounterClock(),
                 rule=stats.EvidenceRule(1.15),
                 bounds=Bounds.of_budget(to_ns(budget_s)),
                 seed=1,
                 synchronize=backend.synchronize,
-                vet=watch.check,
+                disturbance=watch.check,
             )
 
     return timed

@@ -73,7 +73,7 @@ _OPTIONS_OF_A_PROCESS = {"-n", "-p", "-W"}
 
 _NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e[+-]\d+)?")
 _UNIT = re.compile(r"N (?:ns|µs|ms|s)\b")
-_DISTURBANCES = ("during the measurement; pairing keeps that out", "one arm alone was disturbed")
+_DISTURBANCES = ("during the measurement; the pairing of samples", "only one arm was disturbed")
 """A line that a noisy machine adds."""
 
 _DEVICE = re.compile(r"cpu: .*?, torch N\S*")

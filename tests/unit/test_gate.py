@@ -137,7 +137,7 @@ SPEEDUPS = {
     "inconclusive, one block": speedup(
         timed(
             0.0, 1.3, math.inf, "open", blocks=1, noise_ratio=0.0, detectable_ratio=math.inf, measure_ns=9_000_000_000,
-            notes=("the time budget of 10.0 s left no room for timed samples: these are the calls of the warm-up",),
+            notes=("the time budget of 10.0 s was too short for timed samples: the figures are from the warm-up",),
         ),
         1.15,
     ),

@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 from tests.fake_clock import FakeClock
 
-from pytest_cudagraph.measure import Arms, Bounds, PerfCounterClock, measure, timer
+from pytest_cudagraph.measure import Arms, Bounds, PerfCounterClock, measure_arms, timer
 from pytest_cudagraph.measure.sampling import block_size
 from pytest_cudagraph.protocols import Clock
 from pytest_cudagraph.stats import EvidenceRule, FixedTimeRule, summaries
@@ -52,7 +52,7 @@ def run(eager_ns, replay_ns, *, compiled_ns=None, budget_ns=10 * S, rule=None, s
     )
     rule = rule or EvidenceRule(1.15)
     bounds = options.pop("bounds", None) or Bounds.of_budget(budget_ns)
-    timing = measure(arms, clock=clock, rule=rule, bounds=bounds, seed=seed, **options)
+    timing = measure_arms(arms, clock=clock, rule=rule, bounds=bounds, seed=seed, **options)
     return timing, log, clock
 
 
@@ -127,7 +127,7 @@ class Shaken:
 
     def measured(self):
         arms, bounds = Arms(eager=self.eager, replay=self.replay), Bounds.of_budget(3 * S)
-        return measure(arms, clock=self.clock, rule=EvidenceRule(1.15), bounds=bounds, seed=1)
+        return measure_arms(arms, clock=self.clock, rule=EvidenceRule(1.15), bounds=bounds, seed=1)
 
 
 @pytest.mark.slow
@@ -147,7 +147,7 @@ def test_where_nothing_tells_the_quiet_blocks_it_is_told():
     timing, _, _ = run(lambda n: 230 * US * (1.5 if n % 200 < 140 else 1.0), 200 * US, budget_ns=S)
     assert timing.decision == "open"
     (note,) = timing.notes
-    assert note == "one arm alone was disturbed in most of the blocks: the figures are those of all of them"
+    assert note == "only one arm was disturbed in most of the blocks: the figures include all blocks"
     assert timing.speedup.low <= timing.speedup.estimate <= timing.speedup.high
 
 
@@ -210,21 +210,21 @@ def test_drift_is_cancelled_by_pairing_and_told():
     clock = FakeClock()
     eager = Arm(clock, lambda _: 1.25 * MS * (1 + clock.time_ns / S))
     replay = Arm(clock, lambda _: MS * (1 + clock.time_ns / S))
-    timing = measure(
+    timing = measure_arms(
         Arms(eager=eager, replay=replay), clock=clock, rule=EvidenceRule(1.15), bounds=Bounds.of_budget(10 * S), seed=3
     )
     assert timing.decision == "pass"
     assert timing.speedup.estimate == pytest.approx(1.25, rel=0.01)
     assert timing.drift_ratio > 1.10
     (note,) = timing.notes
-    assert note == "eager became 18 % slower during the measurement; pairing keeps that out of the speedup"
+    assert note == "eager became 18 % slower during the measurement; the pairing of samples cancels that"
 
 
 def test_a_device_that_speeds_up_is_told_too():
     clock = FakeClock()
     eager = Arm(clock, lambda _: 1.25 * MS * (1.3 if clock.time_ns < 0.2 * S else 1.0))
     replay = Arm(clock, lambda _: MS * (1.3 if clock.time_ns < 0.2 * S else 1.0))
-    timing = measure(
+    timing = measure_arms(
         Arms(eager=eager, replay=replay), clock=clock, rule=EvidenceRule(1.15), bounds=Bounds.of_budget(10 * S), seed=3
     )
     assert timing.drift_ratio < 1 / 1.10
@@ -265,7 +265,7 @@ def test_a_sample_waits_for_the_device_before_and_after():
         clock.time_ns += pending["ns"]
         pending["ns"] = 0.0
 
-    timing = measure(
+    timing = measure_arms(
         Arms(eager=launch("E", 195 * US), replay=launch("R", 95 * US)),
         clock=clock,
         rule=EvidenceRule(1.15),
@@ -331,7 +331,7 @@ def test_a_clock_too_coarse_for_single_calls_gives_no_verdict_where_a_state_is_b
     timing, _, _ = run(22 * US, 20 * US, clock=FakeClock(2 * US), rule=EvidenceRule(1.05), prepare=lambda: None)
     assert (timing.decision, timing.inner_calls) == ("open", 1)
     (note,) = timing.notes
-    assert note == "a clock of 2.0 µs is too coarse for calls of 20.0 µs: their state is brought back before each"
+    assert note == "a clock of 2.0 µs is too coarse for calls of 20.0 µs: their state is restored before each"
     # Each sample may be off by 2 µs.
     assert (timing.speedup.low, timing.speedup.high) == pytest.approx((20 / 22, 24 / 18), rel=1e-4)
     timing, _, _ = run(220 * US, 200 * US, clock=FakeClock(MS / 1000), rule=EvidenceRule(1.05), prepare=lambda: None)
@@ -522,7 +522,7 @@ def test_calls_too_slow_for_a_single_quad_are_reported_from_the_warm_up():
     assert (timing.speedup.low, timing.speedup.high) == (0.0, math.inf)
     assert timing.detectable_ratio == math.inf
     assert timing.notes == (
-        "the time budget of 10.0 s left no room for timed samples: these are the calls of the warm-up",
+        "the time budget of 10.0 s was too short for timed samples: the figures are from the warm-up",
     )
 
 
@@ -549,32 +549,36 @@ def test_blocks_of_a_disturbed_device_are_thrown_away_and_others_taken():
     # Throttled for the first 0.5 s: both arms take twice as long, and eager thrice.
     clock = FakeClock()
 
-    def vet():
+    def disturbance():
         return "GPU 0 held its clocks down (power cap)" if clock.time_ns < S / 2 else ""
 
     def slow(normal_ns, factor):
         return lambda n: normal_ns * (factor if clock.time_ns < S / 2 else 1)
 
-    timing, _, _ = run(slow(120 * US, 3), slow(100 * US, 2), clock=clock, rule=EvidenceRule(1.1), vet=vet)
+    timing, _, _ = run(
+        slow(120 * US, 3), slow(100 * US, 2), clock=clock, rule=EvidenceRule(1.1), disturbance=disturbance
+    )
     assert timing.decision == "pass"
     assert timing.speedup.estimate == pytest.approx(1.2)
     assert timing.eager.median_ns == pytest.approx(120 * US)
     assert timing.discarded > 0
     assert timing.notes[0] == (
-        f"{timing.discarded} blocks thrown away, {timing.blocks} kept: GPU 0 held its clocks down (power cap)"
+        f"{timing.discarded} blocks discarded, {timing.blocks} kept: GPU 0 held its clocks down (power cap)"
     )
 
 
 def test_a_device_that_stays_disturbed_decides_nothing_and_says_why():
     bounds = Bounds(first_ns=S / 4, extended_ns=S)
-    timing, _, _ = run(130 * US, 100 * US, rule=EvidenceRule(1.2), bounds=bounds, vet=lambda: "GPU 0 was shared")
+    timing, _, _ = run(
+        130 * US, 100 * US, rule=EvidenceRule(1.2), bounds=bounds, disturbance=lambda: "GPU 0 was shared"
+    )
     assert (timing.decision, timing.disturbance) == ("open", "GPU 0 was shared")
     assert timing.discarded > 100
 
 
 def test_the_device_is_asked_after_between_blocks_and_not_at_each():
     asked = []
-    timing, _, clock = run(130 * US, 100 * US, rule=EvidenceRule(1.2), vet=lambda: asked.append(1) or "")
+    timing, _, clock = run(130 * US, 100 * US, rule=EvidenceRule(1.2), disturbance=lambda: asked.append(1) or "")
     assert timing.decision == "pass"
     assert timing.discarded == 0
     assert 2 <= len(asked) <= 2 + clock.time_ns / (50 * MS)
@@ -592,7 +596,7 @@ def test_blocks_of_one_disturbed_arm_do_not_count_and_it_is_told():
     assert timing.speedup.estimate == pytest.approx(1.15)
     assert timing.speedup.high < 1.2
     (note,) = timing.notes
-    assert note == "one arm alone was disturbed in 27 % of the blocks, which do not count"
+    assert note == "only one arm was disturbed in 27 % of the blocks, which are excluded"
 
 
 def test_a_call_that_suddenly_takes_forever_ends_the_measurement():
@@ -695,7 +699,7 @@ def test_the_collector_rests_while_timing_and_runs_again_after(collector):
         seen.add(collector.isenabled())
         clock.time_ns += MS
 
-    measure(
+    measure_arms(
         Arms(eager=call, replay=call),
         clock=clock,
         rule=FixedTimeRule(time_ns=0),
@@ -736,7 +740,7 @@ def test_the_performance_counter_is_a_clock_of_nanoseconds():
 
 
 def test_real_time_gives_a_result():
-    timing = measure(
+    timing = measure_arms(
         Arms(eager=lambda: sum(range(600)), replay=lambda: sum(range(200))),
         clock=PerfCounterClock(),
         rule=EvidenceRule(1.15, min_time_ns=0.01 * S),

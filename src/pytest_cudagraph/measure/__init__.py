@@ -1,6 +1,6 @@
-"""Time eager against replay, interleaved, until the evidence is in or the budget is out."""
+"""Times eager and replay in turn, until the stopping rule decides or the time budget ends."""
 
-from pytest_cudagraph.measure.arms import Arms, measure, measure_arms
+from pytest_cudagraph.measure.arms import Arms, measure_arms
 from pytest_cudagraph.measure.timer import Bounds, PerfCounterClock
 
-__all__ = ["Arms", "Bounds", "PerfCounterClock", "measure", "measure_arms"]
+__all__ = ["Arms", "Bounds", "PerfCounterClock", "measure_arms"]

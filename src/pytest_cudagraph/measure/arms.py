@@ -1,7 +1,7 @@
-"""Time eager against replay, interleaved, until the evidence is in or the budget is out.
+"""Times eager and replay in turn, until the stopping rule decides or the time budget ends.
 
-Inside one timed interval: synchronise, read the clock, call, synchronise, read the clock. The hard bound is kept here,
-outside the stopping rule: nothing is started whose expected end lies beyond it (docs/statistics.md).
+One timed interval: synchronise, read the clock, call, synchronise, read the clock. The hard bound does not depend on
+the stopping rule: no work starts whose expected end is after it (docs/statistics.md).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from pytest_cudagraph import stats
 from pytest_cudagraph.gc_pause import gc_paused
-from pytest_cudagraph.measure.sampling import HealthFilter, Progress, Sampling, Vet
+from pytest_cudagraph.measure.sampling import Disturbance, HealthFilter, Progress, Sampling
 from pytest_cudagraph.measure.timer import ArmName, Bounds, Call, ClockTooCoarse, Timer, warm_up
 from pytest_cudagraph.protocols import Clock, EventTimer, StoppingRule
 from pytest_cudagraph.stats import summaries
@@ -26,7 +26,7 @@ _NOTABLE_DISTURBED_SHARE = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arms:
-    """What is timed: calls without arguments, on inputs that are ready. ``compiled`` is shown, never judged."""
+    """The timed callables, without arguments. ``compiled`` is only shown, never selected."""
 
     eager: Call
     replay: Call
@@ -44,40 +44,35 @@ def measure_arms(
     prepare: Call | None = None,
     event_timer: EventTimer | None = None,
     progress: Progress | None = None,
-    vet: Vet | None = None,
+    disturbance: Disturbance | None = None,
 ) -> Timing:
-    """Interleave eager and replay in random order until ``rule`` has finished or the time is out.
+    """Time eager and replay in random order until ``rule`` has finished or the time is over.
 
-    Always gives a :class:`~pytest_cudagraph.values.Timing`: one that did not get far is ``open`` and says so in its
-    notes. Latencies are per call. ``prepare`` is called before every sample, outside its interval: where calls move
-    state on (a cache, a position), it brings both arms back to the same step. The automatic garbage collector rests
-    meanwhile and is put back also when an arm raises; what an arm raises passes through. A single call that
-    outlasts the bound cannot be interrupted. ``vet`` says what has disturbed the device since it was last asked:
-    blocks taken meanwhile are thrown away, and others are taken while the time lasts.
+    Always returns a :class:`~pytest_cudagraph.values.Timing`. After too few samples its decision is ``open``, and its
+    notes say why. Latencies are in ns per call. ``prepare`` runs before every sample, outside its interval. If calls
+    change state (a cache, a position), it restores the same state for both arms. The garbage collector is off during
+    the measurement, and on again also after an exception of an arm, which passes through. A single call that takes
+    longer than the bound is not interrupted. ``disturbance`` names what disturbed the device since its last call, or is
+    empty. Blocks of that time are discarded, and more are taken while time is left.
     """
     calls: dict[ArmName, Call] = {"eager": arms.eager, "replay": arms.replay}
     if arms.compiled is not None:
         calls["compiled"] = arms.compiled
-    # A collection costs milliseconds and falls on whichever arm runs. None before it either: with torch loaded it takes
-    # a tenth of a second, and what is not collected disturbs nobody.
+    # A collection takes milliseconds of one arm's sample. None is run before, which would take a tenth of a second.
     with gc_paused():
         timer = Timer(calls=calls, clock=clock, synchronize=synchronize, bounds=bounds, prepare=prepare)
         warm_ns = warm_up(timer)
-        vetting = HealthFilter(vet=vet)
-        sampling = Sampling(timer=timer, rule=rule, rng=random.Random(seed), warm_ns=warm_ns, vetting=vetting)
+        health = HealthFilter(disturbance=disturbance)
+        sampling = Sampling(timer=timer, rule=rule, rng=random.Random(seed), warm_ns=warm_ns, health=health)
         sampling.run(progress)
         device_ns = _event_samples(event_timer, timer, sampling.expected_ns[True])
     return _timing(sampling, rule, device_ns, seed)
 
 
-measure = measure_arms
-"""Its short name inside the package; from outside, ``pytest_cudagraph.measure`` is this room."""
-
-
 def _event_samples(event_timer: EventTimer | None, timer: Timer, expected_ns: float) -> list[float]:
-    """A few readings of the replay by device events, after the measurement and within its bound.
+    """A few readings of the replay by device events, in ns, after the measurement and within its bound.
 
-    ``expected_ns`` is a generous guess of how long the first takes.
+    ``expected_ns`` is an upper estimate of the time of the first.
     """
     samples_ns: list[float] = []
     if event_timer is None:
@@ -92,14 +87,14 @@ def _event_samples(event_timer: EventTimer | None, timer: Timer, expected_ns: fl
 
 
 def _timing(sampling: Sampling, rule: StoppingRule, device_ns: Sequence[float], seed: int) -> Timing:
-    """Sum up; where not even one quad fitted, the warm-up's calls are all there is."""
+    """The result; if not even one quad fitted into the bound, from the calls of the warm-up."""
     timer, blocks = sampling.timer, sampling.blocks
-    measure_ns = timer.elapsed_ns  # read before the interval is computed, which is no measuring
+    measure_ns = timer.elapsed_ns  # without the computation of the interval
     measured = bool(blocks)
     if not measured:
         blocks = [Block(eager_ns=min(sampling.warm_ns["eager"]), replay_ns=min(sampling.warm_ns["replay"]))]
-    judged = stats.judged(rule, blocks)
-    noise_ratio = summaries.spread(judged.undisturbed)
+    selected = stats.blocks_judged_by(rule, blocks)
+    noise_ratio = summaries.spread(selected.undisturbed)
     latency = {n: summaries.latency_summary(s or sampling.warm_ns[n]) for n, s in sampling.samples_ns.items()}
     drift_ratio = summaries.drift_ratio([block.eager_ns for block in blocks])
     return Timing(
@@ -107,60 +102,60 @@ def _timing(sampling: Sampling, rule: StoppingRule, device_ns: Sequence[float], 
         replay=latency["replay"],
         compiled=latency.get("compiled"),
         device_replay=summaries.latency_summary(device_ns) if device_ns else None,
-        speedup=_speedup(judged, rule.boundary_ratio, sampling.too_coarse, latency),
+        speedup=_speedup(selected, rule.boundary_ratio, sampling.too_coarse, latency),
         decision=rule.decision,
         target_ratio=rule.target_ratio,
         blocks=len(blocks),
         noise_ratio=noise_ratio,
-        detectable_ratio=summaries.detectable_ratio(noise_ratio, len(judged.undisturbed)),
+        detectable_ratio=summaries.detectable_ratio(noise_ratio, len(selected.undisturbed)),
         measure_ns=measure_ns,
         seed=seed,
         extended=timer.extended,
         drift_ratio=drift_ratio,
         inner_calls=timer.inner_calls,
-        discarded=sampling.vetting.discarded,
-        disturbance="; ".join(sampling.vetting.reasons),
-        notes=_notes(sampling, measured, drift_ratio, judged),
+        discarded=sampling.health.discarded,
+        disturbance="; ".join(sampling.health.reasons),
+        notes=_notes(sampling, measured, drift_ratio, selected),
         weighed=rule.weighed() if isinstance(rule, stats.EvidenceRule) and rule.decision == "open" else None,
     )
 
 
 def _speedup(
-    judged: stats.SelectedBlocks,
+    selected: stats.SelectedBlocks,
     boundary_ratio: float | None,
     too_coarse: ClockTooCoarse | None,
     latency: Mapping[ArmName, Latency],
 ) -> Interval:
     speedup = summaries.speedup_interval(
-        judged.undisturbed,
+        selected.undisturbed,
         stats.evidence,
         boundary_ratio=boundary_ratio,
-        estimate_log=judged.estimate_log,
-        differences=judged.differences,
+        estimate_log=selected.estimate_log,
+        differences=selected.differences,
     )
     if too_coarse is None:
         return speedup
     return too_coarse.widen(speedup, eager_ns=latency["eager"].median_ns, replay_ns=latency["replay"].median_ns)
 
 
-def _notes(sampling: Sampling, measured: bool, drift_ratio: float, judged: stats.SelectedBlocks) -> tuple[str, ...]:
-    vetting, notes = sampling.vetting, []
-    if vetting.discarded:
-        why = "; ".join(vetting.reasons)
-        notes.append(f"{plural(vetting.discarded, 'block')} thrown away, {len(sampling.blocks)} kept: {why}")
+def _notes(sampling: Sampling, measured: bool, drift_ratio: float, selected: stats.SelectedBlocks) -> tuple[str, ...]:
+    health, notes = sampling.health, []
+    if health.discarded:
+        why = "; ".join(health.reasons)
+        notes.append(f"{plural(health.discarded, 'block')} discarded, {len(sampling.blocks)} kept: {why}")
     if not measured:
         bound = seconds_text(sampling.timer.bounds.extended_ns)
-        notes.append(f"the time budget of {bound} left no room for timed samples: these are the calls of the warm-up")
+        notes.append(f"the time budget of {bound} was too short for timed samples: the figures are from the warm-up")
     if sampling.too_coarse is not None:
         notes.append(sampling.too_coarse.note)
     if max(drift_ratio, 1 / drift_ratio) > _NOTABLE_DRIFT_RATIO:
         change = percent_text(abs(drift_ratio - 1.0))
         direction = "slower" if drift_ratio > 1.0 else "faster"
-        notes.append(f"eager became {change} {direction} during the measurement; pairing keeps that out of the speedup")
-    disturbed_share = judged.disturbed / len(judged.log_ratios)
+        notes.append(f"eager became {change} {direction} during the measurement; the pairing of samples cancels that")
+    disturbed_share = selected.disturbed / len(selected.log_ratios)
     if disturbed_share > _NOTABLE_DISTURBED_SHARE:
         share = percent_text(disturbed_share)
-        notes.append(f"one arm alone was disturbed in {share} of the blocks, which do not count")
-    if not judged.is_quiet_known:
-        notes.append("one arm alone was disturbed in most of the blocks: the figures are those of all of them")
+        notes.append(f"only one arm was disturbed in {share} of the blocks, which are excluded")
+    if not selected.is_quiet_known:
+        notes.append("only one arm was disturbed in most of the blocks: the figures include all blocks")
     return tuple(notes)

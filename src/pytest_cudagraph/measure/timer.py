@@ -1,4 +1,4 @@
-"""Single timed samples: warm-up, the number of calls in a sample, and what still fits into the hard bound."""
+"""Single timed samples: warm-up, the number of calls in a sample, and the hard bound."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ ArmName = Literal["eager", "replay", "compiled"]
 Call = Callable[[], object]
 
 _FIRST_SHARE = 0.25
-"""The share of the time budget that is spent before an open measurement is extended to all of it."""
+"""The share of the time budget that a measurement may take without extension."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """The hard bounds of one measurement, warm-up included: at first ``first_ns``, if still open ``extended_ns``.
+    """The hard bounds of one measurement with its warm-up: ``first_ns``, and ``extended_ns`` if it is still open.
 
     Raises :class:`ValueError` unless ``0 < first_ns <= extended_ns``.
     """
@@ -39,7 +39,7 @@ class Bounds:
 
     @classmethod
     def of_budget(cls, budget_ns: float) -> Bounds:
-        """A quarter of the user's time budget first, then all of it."""
+        """Bounds of a quarter and of all of the user's time budget."""
         return cls(first_ns=budget_ns * _FIRST_SHARE, extended_ns=budget_ns)
 
 
@@ -48,7 +48,7 @@ class PerfCounterClock:
 
     @property
     def resolution_ns(self) -> float:
-        """As the operating system states it; the cost of reading it is found by measuring."""
+        """The resolution that the operating system states, without the cost of reading."""
         return time.get_clock_info("perf_counter").resolution * NS_PER_S
 
     def now_ns(self) -> int:
@@ -58,17 +58,17 @@ class PerfCounterClock:
 
 @dataclass(slots=True, kw_only=True)
 class Timer:
-    """Times single samples, and knows what still fits into the bound."""
+    """Times single samples, and tells whether more fit into the bound."""
 
     calls: Mapping[ArmName, Call]
     clock: Clock
     synchronize: Call
     bounds: Bounds
     prepare: Call | None = None
-    """Called before every sample, outside its interval: brings back the state that the calls move on."""
+    """Called before every sample, outside its interval: restores the state that the calls change."""
     inner_calls: int = 1
     prepare_ns: float = 0.0
-    """How long ``prepare`` took last."""
+    """The last duration of ``prepare``."""
     extended: bool = False
     start_ns: int = field(init=False)
 
@@ -95,7 +95,7 @@ class Timer:
         return max(now_ns() - start_ns, self.clock.resolution_ns, 1.0) / self.inner_calls
 
     def fits(self, expected_ns: float) -> bool:
-        """Whether work of this length ends within the bound; extends the bound once when that is what it takes."""
+        """Whether work of this duration ends within the bound; extends the bound once if that is enough."""
         end_ns = self.elapsed_ns + expected_ns
         if end_ns <= self.bounds.first_ns:
             return True
@@ -106,13 +106,13 @@ class Timer:
 
 
 WINDOW = 5
-"""Calls per window; a window is judged by its second fastest."""
+"""Calls per window; the second fastest is the level of a window."""
 
 _SHARE = 0.2
-"""Of the hard bound."""
+"""The share of the hard bound that warm-up may take."""
 
 _GAIN = 0.01
-"""A window that is not faster by more than this has gained nothing."""
+"""A window must be faster by more than this to count as a gain."""
 
 _WINDOWS_WITHOUT_GAIN = 3
 
@@ -120,9 +120,9 @@ _WINDOWS_WITHOUT_GAIN = 3
 def warm_up(timer: Timer) -> dict[ArmName, list[float]]:
     """Run windows of 5 calls per arm until neither has become faster, by more than 1 % in all, for three windows.
 
-    Small steps add up: what settles slowly is waited for; noise, which has no direction, is not. Takes at most a fifth
-    of the hard bound, but every arm runs once, and twice if the hard bound allows: the first call alone tells nothing
-    of the next. Returns the samples in ns per call.
+    Small gains add up, so a slow warm-up is awaited; noise has no direction and is not. Takes at most a fifth of the
+    hard bound. But every arm runs once, and twice if the hard bound allows, because a first call does not predict the
+    next. Returns the samples in ns per call.
     """
     seen_ns = {name: [timer.sample_ns(name)] for name in timer.calls}
     for name, samples_ns in seen_ns.items():
@@ -141,7 +141,7 @@ def warm_up(timer: Timer) -> dict[ArmName, list[float]]:
 
 
 def _call_until(timer: Timer, name: ArmName, samples_ns: list[float], *, calls: int, limit_ns: float) -> bool:
-    """Add samples; False when the limit left no time for all of them."""
+    """Add samples; False if the limit left no time for all of them."""
     for _ in range(calls):
         if timer.elapsed_ns + timer.prepare_ns + samples_ns[-1] > limit_ns:
             return False
@@ -150,28 +150,28 @@ def _call_until(timer: Timer, name: ArmName, samples_ns: list[float], *, calls: 
 
 
 _CLOCK_ERROR = 0.005
-"""The largest share of a sample that the clock's resolution and its own cost may be."""
+"""The largest share of a sample for the resolution and the own cost of the clock."""
 
 _SLACK = 1.5
-"""Samples are not lengthened by less than this, and up to this factor the clock's share may be larger."""
+"""The smallest factor to lengthen samples by. Up to it, the clock's share may be larger."""
 
 _MAX_INNER_CALLS = 100_000
 
 _UNSEEN_STEP = 10
-"""Calls that the clock cannot see at all are shorter than they read, nobody knows by how much: a step at a time."""
+"""Calls below the clock's resolution are shorter than they read, so samples are lengthened in steps."""
 
 _PAIRS_THAT_COUNT = 3
-"""One to look at the longer samples, and a quad: what is lengthened so far that no quad fits measures nothing."""
+"""One pair to time the longer samples, and two for a quad, which must still fit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClockTooCoarse:
-    """A clock whose error is more than 0.5 % of a sample, with as many calls as there can be: it proves nothing."""
+    """A clock whose error exceeds 0.5 % of even the longest possible sample, so that there is no verdict."""
 
     error_ns: float
-    """Of one reading: the resolution, or what reading takes."""
+    """The error of one reading: the resolution, or the time to read."""
     fastest_ns: float
-    """Of both arms, per call."""
+    """The latency of the faster arm, per call."""
     inner_calls: int
     why: str
 
@@ -183,7 +183,7 @@ class ClockTooCoarse:
         return f"a clock of {latency_text(self.error_ns)} is too coarse for {calls}: {self.why}"
 
     def widen(self, speedup: Interval, *, eager_ns: float, replay_ns: float) -> Interval:
-        """What the ratio can be if every sample of these levels per call is off by the clock's error."""
+        """The interval if every sample at these latencies per call is wrong by the clock's error."""
         eager, replay = (min(self.error_ns / self.inner_calls / level_ns, 1.0) for level_ns in (eager_ns, replay_ns))
         low = speedup.low * (1.0 - eager) / (1.0 + replay)
         high = speedup.high * (1.0 + eager) / (1.0 - replay) if replay < 1.0 else math.inf
@@ -191,13 +191,13 @@ class ClockTooCoarse:
 
 
 def calibrate_inner_calls(timer: Timer, level_ns: dict[ArmName, float]) -> ClockTooCoarse | None:
-    """Lengthen the samples until the clock is good enough for them; refines ``level_ns``, the time per call.
+    """Lengthen the samples until the clock is precise enough for them; updates ``level_ns``, the time per call.
 
-    Takes a second look after lengthening: a single short call reads no less than the clock's resolution. What would
-    not leave room for a quad is not tried. Says so where the samples stay too short.
+    Longer samples are timed again, because a short call reads at least the clock's resolution. A length that leaves no
+    time for a quad is not tried. Returns None unless the samples stay too short.
     """
     needed = _calls_to_try(timer, level_ns)
-    # With a state to bring back, a second call in the same interval would start from another one than the first.
+    # With ``prepare``, a second call in the same interval would not start from the restored state.
     while timer.prepare is None and needed > _SLACK * timer.inner_calls:
         if not timer.fits(_PAIRS_THAT_COUNT * needed * (level_ns["eager"] + level_ns["replay"])):
             bound = seconds_text(timer.bounds.extended_ns)
@@ -206,16 +206,16 @@ def calibrate_inner_calls(timer: Timer, level_ns: dict[ArmName, float]) -> Clock
         timer.inner_calls = needed
         level_ns["eager"], level_ns["replay"] = timer.sample_ns("eager"), timer.sample_ns("replay")
         needed = _calls_to_try(timer, level_ns)
-    # What reading costs is the same for both arms, and with it a single call may be judged.
+    # The cost of reading is the same for both arms. So only the resolution counts here.
     error_ns = timer.clock.resolution_ns
     if error_ns <= _SLACK * _CLOCK_ERROR * timer.inner_calls * _fastest_ns(level_ns):
         return None
-    why = "their state is brought back before each" if timer.prepare else f"so are {timer.inner_calls} in a row"
+    why = "their state is restored before each" if timer.prepare else f"so are {timer.inner_calls} in a row"
     return _too_coarse(timer, level_ns, error_ns, why)
 
 
 def inner_calls(clock: Clock, fastest_ns: float) -> int:
-    """How many calls make a sample long enough that the clock's own error is below 0.5 %."""
+    """The number of calls in a sample that keeps the clock's error below 0.5 %."""
     return min(max(math.ceil(_error_ns(clock) / _CLOCK_ERROR / fastest_ns), 1), _MAX_INNER_CALLS)
 
 

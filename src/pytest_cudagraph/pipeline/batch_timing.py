@@ -108,7 +108,7 @@ def time_batch(
             event_timer=backend.event_timer(),
             progress=between_blocks,
             # A CPU's clocks and neighbours are everyday noise. The statistics allow for it.
-            vet=watch.check if backend.kind == "cuda" else None,
+            disturbance=watch.check if backend.kind == "cuda" else None,
         )
         busy_ns = _busy_ns(request.graph, timing, prepare)
     return replace(timing, reference=readings.latency() if readings else None, busy_ns=busy_ns)

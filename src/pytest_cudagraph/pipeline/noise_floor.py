@@ -64,7 +64,7 @@ def _timing(backend: Backend, clock: Clock, products: int) -> Timing:
         return result
 
     with backend.running():
-        return measure.measure(
+        return measure.measure_arms(
             measure.Arms(eager=call, replay=call),
             clock=clock,
             rule=stats.FixedTimeRule(time_ns=to_ns(_SECONDS)),

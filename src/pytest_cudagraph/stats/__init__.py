@@ -1,7 +1,7 @@
-"""Numbers to numbers: summaries, the stopping rule, and the blocks it may trust."""
+"""Statistics of a measurement: summaries, the stopping rules, and the selection of undisturbed blocks."""
 
 from pytest_cudagraph.stats.betting import STAKES, Scorer, evidence
-from pytest_cudagraph.stats.evidence_rule import EvidenceRule, FixedTimeRule, judged
+from pytest_cudagraph.stats.evidence_rule import EvidenceRule, FixedTimeRule, blocks_judged_by
 from pytest_cudagraph.stats.undisturbed import SelectedBlocks
 
-__all__ = ["STAKES", "EvidenceRule", "FixedTimeRule", "Scorer", "SelectedBlocks", "evidence", "judged"]
+__all__ = ["STAKES", "EvidenceRule", "FixedTimeRule", "Scorer", "SelectedBlocks", "blocks_judged_by", "evidence"]

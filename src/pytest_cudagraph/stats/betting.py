@@ -1,4 +1,4 @@
-"""Betting on differences: bounded scores, the wealth they make, and how much they hang together."""
+"""The betting test: bounded scores of differences, the wealth of the bets, the correlation of the scores."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from bisect import insort
 from collections.abc import Sequence
 
 STAKES = (0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 0.95)
-"""The shares of its capital that each of seven gamblers bets on every block; their mean wealth is the evidence."""
+"""The share of capital that each of seven bettors bets on every block. Their mean wealth is the evidence."""
 
 _OTHER_SIDE = tuple(-stake for stake in STAKES)
 
 _MOST_CORRELATION = 0.5
-"""Stronger correlation counts as this much: beyond it a measurement would never end."""
+"""The largest correlation that counts: with a larger one a measurement would never end."""
 
 
 class Scorer:
-    """Turns differences into bounded bets: ``clip(x / c, -1, 1)`` with ``c`` the median of the past ``|x|``.
+    """Turns differences into bounded scores: ``clip(x / c, -1, 1)`` with ``c`` the median of the past ``|x|``.
 
-    The scale is *predictable*: it never looks at the block it is about to score, which is what keeps the product of
-    the bets a martingale when positive and negative differences of one size are equally likely. The median is not moved
-    by bursts; a mean was, until the quiet blocks between them weighed next to nothing.
+    The scale is *predictable*: it does not depend on the block to be scored. So the wealth of the bets is a martingale
+    if positive and negative differences of one size are equally likely. A mean in place of the median would grow in
+    bursts, and undisturbed blocks would then score near zero.
     """
 
     __slots__ = ("_sizes",)
@@ -29,20 +29,20 @@ class Scorer:
         self._sizes: list[float] = []
 
     def score(self, difference: float) -> float:
-        """The score of the next difference, within -1..1; the sign alone while there is no scale yet."""
+        """The score of the next difference, within -1..1; its sign while there is no scale."""
         sizes, size = self._sizes, abs(difference)
         scale = sizes[len(sizes) // 2] if sizes else 0.0
         insort(sizes, size)
         if scale <= 0.0:
             return math.copysign(1.0, difference) if difference else 0.0
         score = difference / scale
-        return 1.0 if score > 1.0 else -1.0 if score < -1.0 else score  # a third of what min and max would take
+        return 1.0 if score > 1.0 else -1.0 if score < -1.0 else score  # a third of the time of min and max
 
 
 class Correlation:
-    """How much less the scores say than as many independent ones: a running lag-1 autocorrelation ``r``.
+    """The running lag-1 autocorrelation ``r`` of the scores.
 
-    A sum of scores that hang together as AR(1) varies ``(1 + r) / (1 - r)`` times as much as one of independent scores.
+    The variance of a sum of AR(1) scores is ``(1 + r) / (1 - r)`` times that of independent scores.
     """
 
     __slots__ = ("_last", "_products", "_squares", "_total", "count")
@@ -52,7 +52,7 @@ class Correlation:
         self._last = self._total = self._squares = self._products = 0.0
 
     def add(self, score: float) -> None:
-        """Take in the next score."""
+        """Add the next score."""
         self.count += 1
         self._total += score
         self._squares += score * score
@@ -61,7 +61,7 @@ class Correlation:
 
     @property
     def inflation(self) -> float:
-        """1 for what chance explains (one standard error) and for scores that never vary; at most 3."""
+        """``(1 + r) / (1 - r)``, at most 3; 1 if ``r`` is within one standard error, and for constant scores."""
         if self.count < 2:
             return 1.0
         mean = self._total / self.count
@@ -69,7 +69,7 @@ class Correlation:
         if variance <= 1e-9:
             return 1.0
         correlation = (self._products / (self.count - 1) - mean * mean) / variance
-        # Taken about its own mean, it comes out too small in short runs (Marriott and Pope, Biometrika 41, 1954).
+        # Short runs underestimate a correlation about their own mean (Marriott and Pope, Biometrika 41, 1954).
         correlation += (1.0 + 3.0 * correlation) / self.count
         if correlation < 1.0 / math.sqrt(self.count):
             return 1.0
@@ -78,7 +78,7 @@ class Correlation:
 
 
 class BettingSide:
-    """Seven gamblers who bet on one side. Their bets are settled when one asks: mostly nobody asks for the other."""
+    """Seven bettors on one side. Their wealth is computed on request, because mostly only one side is needed."""
 
     __slots__ = ("_settled", "_stakes", "_wealth")
 
@@ -88,17 +88,17 @@ class BettingSide:
         self._settled = 0
 
     def evidence(self, scores: Sequence[float]) -> float:
-        """Their mean wealth after these scores, of which those settled before stay as they were."""
+        """Their mean wealth after these scores, which extend those of the last call."""
         wealth, stakes = self._wealth, self._stakes
         for score in scores[self._settled :]:
-            # No check of the lengths: this line is most of what a decision costs.
+            # No check of the lengths: this line takes most of the time of a decision.
             wealth = [held + held * stake * score for held, stake in zip(wealth, stakes)]  # noqa: B905
         self._wealth, self._settled = wealth, len(scores)
         return sum(wealth) / len(stakes)
 
 
 class BettingLedger:
-    """The wealth of both sides and the correlation of the scores, over the differences booked so far."""
+    """The wealth of both sides and the correlation of the scores, for all differences booked so far."""
 
     __slots__ = ("_above", "_below", "_correlation", "_scorer", "_scores")
 
@@ -114,34 +114,34 @@ class BettingLedger:
 
     @property
     def count(self) -> int:
-        """How many differences were booked."""
+        """The number of booked differences."""
         return len(self._scores)
 
     @property
     def above(self) -> float:
-        """The evidence for "above zero", without regard to correlation."""
+        """The evidence for "above zero", before the correction for correlation."""
         return self._above.evidence(self._scores)
 
     @property
     def below(self) -> float:
-        """The evidence for "below zero"."""
+        """The evidence for "below zero", before the correction for correlation."""
         return self._below.evidence(self._scores)
 
     def is_enough(self, found: float, needed: float) -> bool:
-        """Whether evidence of this ledger reaches a level, correlation allowed for."""
+        """Whether evidence of this ledger reaches a level, corrected for correlation."""
         if found < needed:
             return False
-        # Only now is the correlation asked for.
+        # The correlation is updated only when it matters.
         for score in self._scores[self._correlation.count :]:
             self._correlation.add(score)
         return found >= float(needed**self._correlation.inflation)
 
 
 def evidence(differences: Sequence[float]) -> float:
-    """The wealth that betting on "above zero" made of a capital of 1; ``evidence(-x)`` is that of "below zero".
+    """The wealth of bets on "above zero" that start with 1; ``evidence(-x)`` is that for "below zero".
 
-    Its chance of ever reaching ``1 / alpha`` is at most ``alpha`` when the differences are conditionally symmetric
-    about zero (Ville's inequality). Saturates at infinity, never NaN.
+    If the differences are conditionally symmetric about zero, it ever reaches ``1 / alpha`` with probability at most
+    ``alpha`` (Ville's inequality). Saturates at infinity and is never NaN.
     """
     scorer = Scorer()
     scores = [scorer.score(difference) for difference in differences]

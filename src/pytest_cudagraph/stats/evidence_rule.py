@@ -1,8 +1,8 @@
-"""When a measurement has seen enough.
+"""Rules that decide when a measurement stops.
 
-:class:`EvidenceRule` bets on the blocks of a measurement and stops at the first well-founded verdict. It may be asked
-after every block, and may run longer when it has not decided: the test is *anytime valid*, its error rates hold at
-whatever moment one stops (docs/statistics.md). :class:`FixedTimeRule` is for measurements that nobody judges.
+:class:`EvidenceRule` bets on the blocks of a measurement and stops at the first verdict. The test is *anytime valid*:
+its error rates hold for any moment at which a measurement stops or goes on (docs/statistics.md). :class:`FixedTimeRule`
+is for measurements without a verdict.
 """
 
 from __future__ import annotations
@@ -12,33 +12,35 @@ from collections.abc import Sequence
 
 from pytest_cudagraph.protocols import StoppingRule
 from pytest_cudagraph.stats.betting import BettingLedger
-from pytest_cudagraph.stats.undisturbed import QuietState, SelectedBlocks, Window, judged_blocks
+from pytest_cudagraph.stats.undisturbed import QuietState, SelectedBlocks, Window, select_blocks
 from pytest_cudagraph.units import NS_PER_S, to_ns
 from pytest_cudagraph.values import Block, Decision, UndecidedState
 
 _LOOK_EVERY = 16
-"""A look at ``n`` blocks is followed by the next after ``n / 16`` more: to look at each would cost and gain nothing."""
+"""After a look at ``n`` blocks, the next look is after ``n / 16`` more. Looks at each would only take time."""
 
 _MANY_BLOCKS = 40
 _FEW_BLOCKS_TIMES = 1.2
-"""Of the least time, while there are fewer blocks than that: long blocks show less well where a burst ends."""
+"""The factor on the minimum time with fewer blocks: long blocks show the end of a burst less clearly."""
 
 _FAR_LOG = 0.06
 _FAR_TIMES = 2.5
-"""Of the least time, for a failure farther below the boundary than that. A burst on replay alone that lasts from the
-first block to the last looks exactly so, and only time tells them apart; a red test can wait for it."""
+"""The factor on the minimum time for a failure farther below the boundary. A burst on replay alone that began
+before the first block looks the same, and only time distinguishes them."""
 
 
 class EvidenceRule:
     """Stops when the speedup is, with confidence, at or above ``target_ratio``, or below it.
 
     Passes at evidence ``1 / pass_alpha`` and fails at ``1 / fail_alpha`` against the boundary
-    ``target_ratio * (1 - tolerance)``, once ``min_blocks`` blocks and ``min_time_ns`` are spent: 1.2 times as much
-    with fewer than 40 blocks, 2.5 times for a failure by more than 6 %. Blocks in which one arm alone was disturbed do
-    not count, unless as many might be disturbed the other way round (they lie where the quiet ones would, mirrored at
-    the boundary); they must be the lesser half, and the others must lie on the verdict's side. Where the scores hang
-    together, their evidence counts for less. Raises :class:`ValueError` for a parameter out of range. Costs some 4 µs
-    per block.
+    ``target_ratio * (1 - tolerance)``, after ``min_blocks`` blocks and ``min_time_ns``. The time is 1.2 times as long
+    with fewer than 40 blocks, and 2.5 times as long for a failure by more than 6 %.
+
+    Blocks in which only one arm was slowed are excluded. To avoid bias, blocks in the mirror image of the accepted
+    window, at the boundary, are kept. There is no verdict if more than half are excluded. The centre of the window must
+    lie on the verdict's side. Correlated scores need more evidence.
+
+    Raises :class:`ValueError` for a parameter out of range. Takes about 4 µs per block.
     """
 
     def __init__(
@@ -69,52 +71,49 @@ class EvidenceRule:
         self._min_time_ns = min_time_ns
         self._quiet = QuietState()
         self._log_ratios: list[float] = []
-        self._ledger = BettingLedger()
-        self._booked = 0
         self._elapsed_ns = 0.0
-        self._window = Window(0.0, 0.0, 0.0)
-        self._mirrored = self._window.mirrored_at(self._boundary_log)
+        self._bets = _Bets(Window(0.0, 0.0, 0.0), self._boundary_log)
         self._decision: Decision = "open"
 
     @property
     def target_ratio(self) -> float:
-        """The speedup asked for."""
+        """The required speedup."""
         return self._target_ratio
 
     @property
     def boundary_ratio(self) -> float:
-        """The speedup actually tested: the target less the tolerance that systematic errors of timing need."""
+        """The tested speedup: the target minus the tolerance for systematic errors of timing."""
         return self._boundary_ratio
 
     @property
     def decision(self) -> Decision:
-        """``pass`` or ``fail`` once :meth:`is_finished` has said so; never taken back."""
+        """``pass`` or ``fail`` after :meth:`is_finished` returned True; then it never changes."""
         return self._decision
 
     @property
     def decided_in(self) -> Window | None:
-        """Where the undisturbed blocks lie that decided; None while nothing is decided."""
-        return None if self._decision == "open" else self._window
+        """The window of the blocks that decided; None without a decision."""
+        return None if self._decision == "open" else self._bets.window
 
     def add(self, block: Block) -> None:
-        """Take in one block. The latencies of both arms must be above zero."""
+        """Add one block. The latencies of both arms must be above zero."""
         self._log_ratios.append(self._quiet.add(block.eager_ns, block.replay_ns))
 
     def is_finished(self, elapsed_ns: float) -> bool:
-        """Whether the blocks so far decide; ``elapsed_ns`` counts from the first sample of the measurement."""
+        """Whether the blocks so far give a verdict; ``elapsed_ns`` counts from the first sample of the measurement."""
         if self._decision != "open":
             return True
         self._elapsed_ns, count = elapsed_ns, len(self._log_ratios)
         if count < self._next_look or elapsed_ns < self._least_ns:
             return False
         self._next_look = count + 1 + count // _LOOK_EVERY
-        decision = self._weigh()
-        if decision != "fail" or elapsed_ns >= self._least_ns_to_fail(self._window):
+        decision = self._look()
+        if decision != "fail" or elapsed_ns >= self._least_ns_to_fail(self._bets.window):
             self._decision = decision
         return self._decision != "open"
 
     def weighed(self) -> UndecidedState | None:
-        """What there was to go by when it was last asked; None where it was never given a block."""
+        """The evidence state at the last :meth:`is_finished`; None without blocks."""
         if not self._log_ratios:
             return None
         window = self._quiet.window
@@ -134,45 +133,54 @@ class EvidenceRule:
     def _least_ns_to_fail(self, window: Window) -> float:
         return self._min_time_ns * (_FAR_TIMES if window.centre < self._boundary_log - _FAR_LOG else 1.0)
 
-    def _weigh(self) -> Decision:
-        # The quiet state as seen now sorts the past too. Where few blocks change sides, the bets stand; but a verdict
-        # rests on exactly those that belong to it now.
-        self._open(self._quiet.window, at_most=len(self._log_ratios) // _LOOK_EVERY)
+    def _look(self) -> Decision:
+        window = self._quiet.window
+        moved = self._quiet.moved_between(window, self._bets.window)
+        moved += self._quiet.moved_between(window.mirrored_at(self._boundary_log), self._bets.mirrored)
+        # The present window selects the past blocks too. While few of them enter or leave it, the earlier bets stand.
+        if moved > len(self._log_ratios) // _LOOK_EVERY:
+            self._bets, moved = _Bets(window, self._boundary_log), 0
         decision = self._decided()
-        if decision != "open" and self._open(self._quiet.window, at_most=0):
+        # A verdict rests on exactly the blocks that the present window selects.
+        if decision != "open" and moved:
+            self._bets = _Bets(window, self._boundary_log)
             decision = self._decided()
         return decision
 
-    def _open(self, window: Window, *, at_most: int) -> bool:
-        """Book by this window, unless ``at_most`` so many blocks change sides; says whether all was booked anew."""
-        mirrored, moved_between = window.mirrored_at(self._boundary_log), self._quiet.moved_between
-        is_new = moved_between(window, self._window) + moved_between(mirrored, self._mirrored) > at_most
-        if is_new:
-            self._window, self._mirrored, self._ledger, self._booked = window, mirrored, BettingLedger(), 0
-        self._book()
-        return is_new
-
-    def _book(self) -> None:
-        # What lies as far on the boundary's other side counts too: a choice of blocks that treats both sides alike
-        # cannot make one of them win. Where in most blocks one arm or the other waits, there is no quiet state.
-        boundary_log, book = self._boundary_log, self._ledger.book
-        (low, _, high), (mirrored_low, _, mirrored_high) = self._window, self._mirrored
-        for log_ratio in self._log_ratios[self._booked :]:
-            if low <= log_ratio <= high or mirrored_low <= log_ratio <= mirrored_high:
-                book(log_ratio - boundary_log)
-        self._booked = len(self._log_ratios)
-
     def _decided(self) -> Decision:
-        ledger = self._ledger
-        if ledger.count < self._min_blocks or 2 * ledger.count < self._booked:
+        bets, ledger = self._bets, self._bets.ledger
+        bets.place(self._log_ratios)
+        if ledger.count < self._min_blocks or 2 * ledger.count < bets.seen:
             return "open"
-        if self._window.centre >= self._boundary_log:
+        if bets.window.centre >= self._boundary_log:
             return "pass" if ledger.is_enough(ledger.above, self._pass_evidence) else "open"
         return "fail" if ledger.is_enough(ledger.below, self._fail_evidence) else "open"
 
 
+class _Bets:
+    """The bets on the blocks of one window, and of its mirror image at the boundary.
+
+    Without the mirror image, the selection of blocks could favour one verdict.
+    """
+
+    __slots__ = ("_boundary_log", "ledger", "mirrored", "seen", "window")
+
+    def __init__(self, window: Window, boundary_log: float) -> None:
+        self.window, self.mirrored = window, window.mirrored_at(boundary_log)
+        self.ledger, self.seen, self._boundary_log = BettingLedger(), 0, boundary_log
+
+    def place(self, log_ratios: Sequence[float]) -> None:
+        """Bet on the blocks that were added since the last call."""
+        boundary_log, book = self._boundary_log, self.ledger.book
+        (low, _, high), (mirrored_low, _, mirrored_high) = self.window, self.mirrored
+        for log_ratio in log_ratios[self.seen :]:
+            if low <= log_ratio <= high or mirrored_low <= log_ratio <= mirrored_high:
+                book(log_ratio - boundary_log)
+        self.seen = len(log_ratios)
+
+
 class FixedTimeRule:
-    """Stops after a fixed time and a few blocks, and decides nothing: for rehearsals, where speed is not judged."""
+    """Stops after a fixed time and a few blocks, without a verdict: for measurements whose speed is not judged."""
 
     def __init__(self, *, time_ns: float = to_ns(0.3), min_blocks: int = 10) -> None:
         self._time_ns = time_ns
@@ -181,7 +189,7 @@ class FixedTimeRule:
 
     @property
     def target_ratio(self) -> None:
-        """None: there is no target."""
+        """None: no speedup is required."""
         return None
 
     @property
@@ -199,14 +207,14 @@ class FixedTimeRule:
         self._blocks += 1
 
     def is_finished(self, elapsed_ns: float) -> bool:
-        """Whether both the time and the number of blocks are reached."""
+        """Whether the time and the number of blocks are reached."""
         return self._blocks >= self._min_blocks and elapsed_ns >= self._time_ns
 
 
-def judged(rule: StoppingRule, blocks: Sequence[Block]) -> SelectedBlocks:
-    """Which of the blocks that ``rule`` was given its decision rests on, or would rest on if there were one.
+def blocks_judged_by(rule: StoppingRule, blocks: Sequence[Block]) -> SelectedBlocks:
+    """The blocks that the decision of ``rule`` rests on, or would rest on without one yet.
 
     Raises :class:`ValueError` without blocks.
     """
     decided_in = rule.decided_in if isinstance(rule, EvidenceRule) else None
-    return judged_blocks(blocks, boundary_ratio=rule.boundary_ratio, decision=rule.decision, decided_in=decided_in)
+    return select_blocks(blocks, boundary_ratio=rule.boundary_ratio, decision=rule.decision, decided_in=decided_in)

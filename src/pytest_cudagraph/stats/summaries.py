@@ -1,7 +1,6 @@
-"""Numbers to numbers: order statistics, robust spread, and the interval that belongs to a verdict.
+"""Order statistics, robust spread, and the interval that agrees with a verdict.
 
-Pure Python on purpose: at the sizes used here it is fast enough, and importing a statistics library would cost more
-time than a whole measurement (docs/statistics.md).
+Pure Python, because to import a statistics library would take longer than a measurement (docs/statistics.md).
 """
 
 from __future__ import annotations
@@ -9,48 +8,52 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 from pytest_cudagraph.values import Interval, Latency
 
 Evidence = Callable[[Sequence[float]], float]
-"""Evidence that differences centre above zero, as a wealth: 1 at the start, ``1 / alpha`` rejects at level alpha."""
+"""Evidence that differences are above zero, as a wealth that starts with 1. ``1 / alpha`` rejects at level alpha."""
 
 Differences = Callable[[float], Sequence[float]]
-"""The differences from a log-ratio that the test is made on."""
+"""The differences from a log-ratio that the test uses."""
 
-Rejected = Callable[[float], bool]
-"""Whether the test rejects a value from above."""
+Side = Literal[-1, 1]
+"""Below the estimate, or above it."""
+
+Rejects = Callable[[float, Side], bool]
+"""Whether the test rejects a log-ratio on this side."""
 
 _MAD_TO_SIGMA = 1.4826
-"""1 / 0.6745: the median absolute deviation of a normal distribution, scaled to its standard deviation."""
+"""1 / 0.6745: scales the median absolute deviation of a normal distribution to its standard deviation."""
 
 _MDE_FACTOR = 1.3
 """Measured on simulated runs: 1.26-1.30 for normal noise, 1.28-1.44 for t3 (docs/statistics.md)."""
 
 _INTERVAL_ALPHA = 0.025
-"""Per side, so 95 % together."""
+"""Per side, so that the interval has 95 %."""
 
 _WIDEST_STEP = 8.0
-"""Of a log-ratio: a factor of some 3000. An end beyond it is no end."""
+"""In log-ratios: a factor of about 3000. Beyond it, a side has no end."""
 
 _BISECTIONS = 7
-"""Places an end to 1/128 of its bracket, which is itself no wider than the interval."""
+"""Finds an end to 1/128 of its bracket, which is not wider than the interval."""
 
 _FINEST_STEP = 1e-5
-"""Of a log-ratio: 0.001 %, far below what timing can support."""
+"""In log-ratios: 0.001 %, far below the resolution of timing."""
 
 
 def quantile(values: Sequence[float], fraction: float) -> float:
-    """The order statistic number ``floor((n - 1) * fraction)``, counted from 0: a value that did occur.
+    """The order statistic number ``floor((n - 1) * fraction)``, counted from 0, without interpolation.
 
-    The same definition gives a block's level (``fraction`` 0.25: the smallest of 4 samples, the 2nd of 8, the 8th of
-    32). Raises :class:`ValueError` without values or for a fraction outside 0..1.
+    With ``fraction`` 0.25 it is a block's level: the smallest of 4 samples, the 2nd of 8, the 8th of 32. Raises
+    :class:`ValueError` without values or for a fraction outside 0..1.
     """
     if not values:
         raise ValueError("a quantile needs at least one value")
     if not 0.0 <= fraction <= 1.0:
         raise ValueError(f"a quantile's fraction lies within 0..1, not {fraction!r}")
-    # The tiny addition keeps 0.29 * 100 from falling to 28.
+    # The small addition corrects rounding: 0.29 * 100 must not become 28.
     return sorted(values)[math.floor((len(values) - 1) * fraction + 1e-9)]
 
 
@@ -93,9 +96,9 @@ def drift_ratio(levels_ns: Sequence[float]) -> float:
 
 
 def detectable_ratio(noise_ratio: float, blocks: int, fail_alpha: float = 0.001) -> float:
-    """The smallest relative difference found in 80 of 100 runs of ``blocks`` blocks (MDE); infinite below two blocks.
+    """The smallest relative difference that 80 of 100 runs of ``blocks`` blocks detect; infinite below two blocks.
 
-    ``1.3 s sqrt(2 ln(7 / alpha) / n)``: the growth rate of the best of seven stakes (docs/statistics.md).
+    ``1.3 s sqrt(2 ln(7 / alpha) / n)``, from the growth rate of the best of seven stakes (docs/statistics.md).
     """
     if blocks < 2:
         return math.inf
@@ -113,61 +116,57 @@ def speedup_interval(
 ) -> Interval:
     """The median ratio, with the ratios that the sequential test does not reject at level ``alpha`` per side.
 
-    ``evidence`` is the test that decided; ``differences`` gives what it is made on for a ratio, that of each of
-    ``log_ratios`` unless told, ``estimate_log`` another estimate than their median. The estimate is always inside. Of
-    ``boundary_ratio`` the interval says what the test says: where it is rejected, a passed measurement (its estimate
-    not below the boundary) never shows a low end below it, a failed one never a high end above it, for verdicts at
-    levels of ``alpha`` and stricter; where it is not, it is inside. Too few blocks reject nothing: the interval is then
-    0..infinity. Raises :class:`ValueError` without blocks.
+    ``evidence`` is the test that decided. ``differences`` gives its input for a log-ratio, by default the difference of
+    each of ``log_ratios``. ``estimate_log`` replaces the median of ``log_ratios``. The estimate is always inside.
+
+    At ``boundary_ratio`` the interval agrees with the test. A rejected boundary is outside: a passed measurement, whose
+    estimate is not below the boundary, has no low end below it, and a failed one no high end above it. This holds for
+    verdicts at level ``alpha`` and stricter. A boundary that is not rejected is inside. Too few blocks reject nothing,
+    and give 0..infinity. Raises :class:`ValueError` without blocks.
     """
     centre = median(log_ratios) if estimate_log is None else estimate_log
     boundary = math.log(boundary_ratio) if boundary_ratio is not None else None
     about = differences or (lambda value: [log - value for log in log_ratios])
     step = max(_FINEST_STEP, spread(log_ratios) / math.sqrt(len(log_ratios)))
 
-    def from_above(value: float) -> bool:
-        return evidence(about(value)) >= 1.0 / alpha
+    def rejects(value: float, side: Side) -> bool:
+        return evidence([-side * difference for difference in about(value)]) >= 1.0 / alpha
 
-    def from_below(mirrored: float) -> bool:
-        return evidence([-difference for difference in about(-mirrored)]) >= 1.0 / alpha
-
-    low = _lower_end(from_above, centre, boundary, step)
-    # Mirrored, the upper end is a lower end.
-    high = -_lower_end(from_below, -centre, None if boundary is None else -boundary, step)
+    low, high = _end(rejects, -1, centre, boundary, step), _end(rejects, 1, centre, boundary, step)
     return Interval(estimate=math.exp(centre), low=math.exp(low), high=math.exp(high))
 
 
-def _lower_end(rejected: Rejected, centre: float, boundary: float | None, step: float) -> float:
-    """The largest value found that the test rejects, at most ``centre``; minus infinity if none is."""
-    proved, inside = -math.inf, centre
-    if boundary is not None and boundary <= centre:
-        if rejected(boundary):
+def _end(rejects: Rejects, side: Side, centre: float, boundary: float | None, step: float) -> float:
+    """The rejected log-ratio nearest to ``centre`` that was found on one side; infinite if there is none."""
+    proved, inside = side * math.inf, centre
+    if boundary is not None and side * (boundary - centre) >= 0:
+        if rejects(boundary, side):
             proved = boundary
         else:
-            # Not rejected, it belongs to the interval, though some value between may be rejected.
+            # It belongs to the interval, even if a value nearer to the centre is rejected.
             inside = boundary
-    if inside == centre and rejected(centre):
-        # Very skewed noise; the interval still reaches its estimate.
+    if inside == centre and rejects(centre, side):
+        # The noise is very skewed; the interval still contains its estimate.
         return centre
-    outside, inside = _bracket(rejected, inside, step)
-    outside = max(outside, proved)
-    if math.isinf(outside) or outside >= inside:
+    outside, inside = _bracket(rejects, side, inside, step)
+    outside = max(outside, proved) if side < 0 else min(outside, proved)
+    if math.isinf(outside) or side * (outside - inside) <= 0:
         return outside
     for _ in range(_BISECTIONS):
         middle = (outside + inside) / 2
-        if rejected(middle):
+        if rejects(middle, side):
             outside = middle
         else:
             inside = middle
     return outside
 
 
-def _bracket(rejected: Rejected, start: float, step: float) -> tuple[float, float]:
-    """A rejected value below ``start`` and one above it that is not, found by doubling the step."""
+def _bracket(rejects: Rejects, side: Side, start: float, step: float) -> tuple[float, float]:
+    """A rejected value beyond ``start``, and the last one before it that is not; the step doubles each time."""
     inside = start
     while step <= _WIDEST_STEP:
-        outside = inside - step
-        if rejected(outside):
+        outside = inside + side * step
+        if rejects(outside, side):
             return outside, inside
         inside, step = outside, step * 2
-    return -math.inf, inside
+    return side * math.inf, inside

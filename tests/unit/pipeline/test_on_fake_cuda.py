@@ -73,7 +73,7 @@ def test_a_gpu_that_is_disturbed_decides_nothing_and_a_cpu_is_not_asked(gpu, mon
 
 def test_without_event_readings_the_busy_time_stays_open(gpu):
     def without_events(arms, **options):
-        return replace(measure.measure(arms, **options), device_replay=None)
+        return replace(measure.measure_arms(arms, **options), device_replay=None)
 
     assert report_of(nn.Linear(4, 4).eval(), gpu, measure=without_events).at(1).timing.busy_ns is None
 
