@@ -15,7 +15,7 @@ from pytest_cudagraph import device
 from pytest_cudagraph.backends import open_backend
 from pytest_cudagraph.baseline import JsonStore, latency_change, read
 from pytest_cudagraph.errors import BaselineError, CudagraphError
-from pytest_cudagraph.measure import PerfCounterClock, measure
+from pytest_cudagraph.measure import PerfCounterClock, measure_arms
 from pytest_cudagraph.protocols import Backend, CapturedGraph, Clock, GraphPool
 from pytest_cudagraph.settings.options import Settings
 from pytest_cudagraph.stats import summaries
@@ -142,7 +142,7 @@ class DeviceContext:
     """The workload that latencies are divided by before they are compared with other sessions."""
     waiting_processes: int = 0
     """Processes that hold the device and wait for this one. The driver lists them, and they disturb nothing."""
-    measure: Callable[..., Timing] = measure
+    measure: Callable[..., Timing] = measure_arms
     """Measures the arms; see :func:`pytest_cudagraph.measure_arms`."""
 
     def find_saved(self, name: str, batch_size: int) -> SavedBatch | NoBaseline:
