@@ -1,4 +1,4 @@
-"""One graph per batch size, the largest first, and not a trace of it left in the model."""
+"""The capture stage: one graph for each batch size, the largest first. The model is left unchanged."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from pytest_cudagraph.state import Undo
 __all__ = ["Captures", "capture_batches"]
 
 Executions = Callable[[int], "int | None"]
-"""How often the compiled code of a batch size has run so far; None where nothing is compiled."""
+"""How often the compiled code of a batch size has run so far. None if nothing is compiled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Captures:
-    """The graphs there are, and why there is no more of them. They belong to the pool and end with it."""
+    """The captured graphs, and the refusal that ended the captures. The graphs belong to the pool."""
 
     graphs: Mapping[int, CapturedGraph]
     """In the order of capture: the largest batch first."""
     refused: CaptureRefusal | None = None
     refused_batch: int | None = None
     addresses: Mapping[str, int] = field(default_factory=dict)
-    """Where each tensor of the state lies, by name: a replay reads it there, whatever the model holds later."""
+    """The address of each tensor of the state, by name. Replays read these addresses."""
     kept: tuple[torch.Tensor, ...] = ()
-    """State that the model made while it was captured and no longer holds: the graphs may read it by address."""
+    """State that was made during capture and removed from the model. Graphs may read its address."""
 
 
 def nothing_compiled(batch_size: int) -> None:
-    """The :data:`Executions` of a model that is captured as it is."""
+    """The :data:`Executions` of a model that is not compiled."""
 
 
 def capture_batches(
@@ -47,12 +47,12 @@ def capture_batches(
     executions: Executions = nothing_compiled,
     progress: Callable[[str], None] | None = None,
 ) -> Captures:
-    """Capture a graph of ``call_for(batch size)`` for each example; the first refusal ends it.
+    """Capture a graph of ``call_for(batch size)`` for each example. The first refusal ends this.
 
-    The largest batch comes first, so that the smaller ones fit into the memory it leaves in the pool. State and
-    random generators are brought back after every capture, refused or not: warm-up and capture leave them equal to
-    the last bit. ``model`` owns the state. Raises :class:`~pytest_cudagraph.errors.CudagraphError` naming what
-    cannot be brought back, and :class:`~pytest_cudagraph.errors.InputError` for inputs that no graph takes.
+    The largest batch comes first, so that the smaller ones fit into its memory in the pool. The state of ``model`` and
+    the random generators are restored bit by bit after every capture, refused or not. Raises
+    :class:`~pytest_cudagraph.errors.CudagraphError` naming state that cannot be restored, and
+    :class:`~pytest_cudagraph.errors.InputError` for inputs that no graph takes.
     """
     undo = Undo(model, backend, extras=opaque_arguments(examples.values()))
     graphs: dict[int, CapturedGraph] = {}
@@ -79,7 +79,7 @@ def capture_batches(
 def _capture_one(
     call_for: Callable[[int], Model], example: Example, pool: GraphPool, batch_size: int, executions: Executions
 ) -> CapturedGraph:
-    """One graph, and the proof that there is something in it."""
+    """Capture one graph, and refuse it if it is empty or does not run the compiled code."""
     call = call_for(batch_size)
     executed = executions(batch_size)
     graph = pool.capture(call, example.args, example.kwargs, batch_size=batch_size)
@@ -87,7 +87,7 @@ def _capture_one(
         graph.close()
         raise CaptureRefusal(
             "the compiled code did not run during warm-up and capture: the call went to eager code instead",
-            fix="TORCH_LOGS=graph_breaks,recompiles shows why the compiled code was left",
+            fix="TORCH_LOGS=graph_breaks,recompiles shows why the compiled code did not run",
         )
     if graph.receipt.kernels == 0:
         graph.close()

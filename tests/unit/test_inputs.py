@@ -150,7 +150,7 @@ def test_every_refusal_says_what_is_allowed_what_was_found_and_what_to_do(golden
 def test_the_device_asked_for_may_leave_the_index_open():
     example = Example(args=(X.to("meta"),), kwargs={})
     inputs.check_device(example, "meta")
-    with pytest.raises(InputError, match=re.escape("args[0] is on meta, but this run uses cpu; pass it as .to('cpu')")):
+    with pytest.raises(InputError, match=re.escape("args[0] is on meta, but this run uses cpu: pass it as .to('cpu')")):
         inputs.check_device(example, torch.device("cpu"))
 
 

@@ -1,4 +1,4 @@
-"""Example inputs: the user's one example, resized per batch size, copied, and filled with fresh values."""
+"""Example inputs: resize the user's example for each batch size, copy it, and fill it with new values."""
 
 from pytest_cudagraph.inputs.batching import (
     Resizing,

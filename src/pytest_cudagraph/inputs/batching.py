@@ -1,4 +1,4 @@
-"""From the user's example to one example per batch size."""
+"""Make one example for each batch size from the user's example."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pytest_cudagraph.errors import InputError
 from pytest_cudagraph.inputs.example import Example, argument_name, check_leaves, check_one_device
 
 DEFAULT_DIM = 0
-"""For arguments that a tree does not name."""
+"""For arguments that the tree does not name."""
 
 _TAKES = (
-    "it takes an int, None for tensors without a batch dimension, a tuple with one entry for each positional argument, "
-    "a dict of keyword arguments, or (positional, keywords)"
+    "allowed are an int, None for tensors without a batch dimension, a tuple with one entry for each positional "
+    "argument, a dict of keyword arguments, or (positional, keywords)"
 )
 
 
@@ -32,12 +32,12 @@ def batch_dims(batch_dim: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     if isinstance(batch_dim, dict):
         return _matched(DEFAULT_DIM, of_args, "batch_dim") + _matched(batch_dim, of_kwargs, "batch_dim")
     if not isinstance(batch_dim, tuple | list):
-        raise InputError(f"batch_dim={batch_dim!r} is a {type(batch_dim).__name__}; {_TAKES}")
+        raise InputError(f"batch_dim={batch_dim!r} is a {type(batch_dim).__name__}: {_TAKES}")
     return _from_sequence(batch_dim, of_args, of_kwargs)
 
 
 def _from_sequence(batch_dim: Any, of_args: pytree.Structure, of_kwargs: pytree.Structure) -> list[int | None]:
-    """One entry for each positional argument; where that does not fit, a pair of both kinds of arguments."""
+    """One entry for each positional argument. If that does not fit, a pair for both kinds of arguments."""
     try:
         return _matched(batch_dim, of_args, "batch_dim") + _matched(DEFAULT_DIM, of_kwargs, "batch_dim")
     except InputError:
@@ -51,27 +51,25 @@ def _matched(entry: Any, structure: pytree.Structure, where: str) -> list[int | 
         return [entry] * len(pytree.paths(structure))
     children = structure.children
     if not isinstance(entry, dict | tuple | list):
-        raise InputError(f"{where}={entry!r} is a {type(entry).__name__}; {_TAKES}")
+        raise InputError(f"{where}={entry!r} is a {type(entry).__name__}: {_TAKES}")
     needs = object if isinstance(entry, dict) else tuple | list
     if structure.node is None or not issubclass(structure.node, needs):
-        raise InputError(f"{where}={entry!r} does not match the example: there is {_kind(structure)} there; {_TAKES}")
+        raise InputError(f"{where}={entry!r} does not match the example, which has {_kind(structure)} there: {_TAKES}")
     if isinstance(entry, dict):
         return _matched_names(entry, structure, where)
     if len(entry) != len(children):
-        raise InputError(f"{where}={entry!r} has {len(entry)} entries where the example has {len(children)}; {_TAKES}")
+        raise InputError(f"{where}={entry!r} has {len(entry)} entries, but the example has {len(children)}: {_TAKES}")
     pairs = zip(entry, children, strict=True)
     return [dim for position, (e, c) in enumerate(pairs) for dim in _matched(e, c, f"{where}[{position}]")]
 
 
 def _matched_names(entry: dict[Any, Any], structure: pytree.Structure, where: str) -> list[int | None]:
-    """Names match dict keys and the fields of dataclasses and named tuples; those not named have the default."""
+    """Match names with dict keys and with fields of dataclasses and named tuples. Others get the default."""
     steps = pytree.steps(structure)
     unknown = [key for key in entry if f"[{key!r}]" not in steps and f".{key}" not in steps]
     if unknown:
         there = ", ".join(step.strip("[].'") for step in steps) or "none"
-        raise InputError(
-            f"{where} names {unknown[0]!r}, which the example does not have there (it has: {there}); {_TAKES}"
-        )
+        raise InputError(f"{where} names {unknown[0]!r}, but the example has only {there} there: {_TAKES}")
     by_step = {f"[{key!r}]": (key, sub) for key, sub in entry.items()}
     by_step |= {f".{key}": (key, sub) for key, sub in entry.items()}
     found: list[int | None] = []
@@ -90,14 +88,14 @@ def _is_int(value: Any) -> bool:
 
 
 class Resizing(NamedTuple):
-    """What making other batch sizes does to an example: its own batch size, and the tensors that follow it by name."""
+    """How examples of other batch sizes are made: the example's own batch size, and the names of resized tensors."""
 
     size: int
     names: tuple[str, ...]
 
 
 class _Batched(NamedTuple):
-    """The flat example: its leaves, each leaf's batch dimension (None: leave alone), and the batch size it has."""
+    """The flat example: its leaves, the batch dimension of each (None: not resized), and its batch size."""
 
     values: list[Any]
     structure: pytree.Structure
@@ -106,18 +104,18 @@ class _Batched(NamedTuple):
 
 
 def example_batch_size(args: tuple[Any, ...], kwargs: dict[str, Any], batch_dim: Any = 0) -> int:
-    """The size of the batch dimension of the first tensor that has one; :class:`InputError` when there is none."""
+    """The batch size of the first tensor that has a batch dimension. Raises :class:`InputError` if none has."""
     return _batched(args, kwargs, batch_dim).size
 
 
 def batch_examples(
     args: tuple[Any, ...], kwargs: dict[str, Any], batch_sizes: Sequence[int], batch_dim: Any = 0
 ) -> dict[int, Example]:
-    """One example per batch size; tensors of the example's batch size are repeated or cut, others are shared.
+    """One example for each batch size. Tensors with the example's batch size are repeated or cut, others are shared.
 
-    ``batch_dim`` is an int for all tensors, or a tree of ints and None over ``args``, over ``kwargs`` (a dict), or
-    over both (a pair). Resized tensors are copies: same dtype, device and memory format, no gradient. Raises
-    :class:`InputError` for inputs, sizes and trees that cannot be used.
+    ``batch_dim`` is an int for all tensors, or a tree of ints and None for ``args``, for ``kwargs`` (a dict), or
+    for both (a pair). Resized tensors are copies with the same dtype, device and memory format, without gradient.
+    Raises :class:`InputError` for inputs, sizes and trees that cannot be used.
     """
     check_sizes(batch_sizes)
     check_leaves(args, kwargs)
@@ -127,31 +125,31 @@ def batch_examples(
 
 
 def batched_dims(args: tuple[Any, ...], kwargs: dict[str, Any], batch_dim: Any = 0) -> list[int | None]:
-    """The dimension in which each leaf of ``(args, kwargs)`` is resized; None for what is the same at every size."""
+    """The dimension in which each leaf of ``(args, kwargs)`` is resized. None for leaves that are not resized."""
     return _batched(args, kwargs, batch_dim).dims
 
 
 def resizing(args: tuple[Any, ...], kwargs: dict[str, Any], batch_dim: Any = 0) -> Resizing:
-    """Which tensors of the arguments :func:`batch_examples` resizes: ``args[0]``, ``kwargs['mask']``."""
+    """The tensors that :func:`batch_examples` resizes, by name: ``args[0]``, ``kwargs['mask']``."""
     batched = _batched(args, kwargs, batch_dim)
     named = zip(pytree.paths(batched.structure), batched.dims, strict=True)
     return Resizing(size=batched.size, names=tuple(argument_name(path) for path, dim in named if dim is not None))
 
 
 def check_sizes(batch_sizes: Any) -> None:
-    """Raise :class:`InputError` unless these are distinct positive ints, at least one."""
-    takes = "batch sizes are distinct positive ints, such as [1, 8]"
+    """Raise :class:`InputError` unless these are one or more distinct positive ints."""
+    takes = "batch sizes must be distinct positive ints, such as [1, 8]"
     if isinstance(batch_sizes, str) or not isinstance(batch_sizes, Sequence):
-        raise InputError(f"{takes}; found {batch_sizes!r}")
+        raise InputError(f"{takes}, found {batch_sizes!r}")
     if not batch_sizes:
-        raise InputError(f"{takes}; found none")
+        raise InputError(f"{takes}, found none")
     for size in batch_sizes:
         if not isinstance(size, int) or isinstance(size, bool):
-            raise InputError(f"{takes}; found {size!r}, a {type(size).__name__}")
+            raise InputError(f"{takes}, found {size!r}, a {type(size).__name__}")
         if size < 1:
-            raise InputError(f"{takes}; found {size}")
+            raise InputError(f"{takes}, found {size}")
         if list(batch_sizes).count(size) > 1:
-            raise InputError(f"{takes}; found {size} more than once in {list(batch_sizes)}")
+            raise InputError(f"{takes}, found {size} more than once in {list(batch_sizes)}")
 
 
 def _batched(args: tuple[Any, ...], kwargs: dict[str, Any], batch_dim: Any) -> _Batched:
@@ -163,30 +161,32 @@ def _batched(args: tuple[Any, ...], kwargs: dict[str, Any], batch_dim: Any) -> _
 
 
 def _first_size(values: list[Any], structure: pytree.Structure, dims: list[int | None]) -> int:
-    """The batch size of the first tensor, as the user wrote the arguments, that has a batch dimension."""
+    """The batch size of the first tensor with a batch dimension, in the order of the user's call."""
     tensors = [at for at in pytree.written_order(structure) if isinstance(values[at], torch.Tensor)]
     if not tensors:
         found = ", ".join(type(value).__name__ for value in values) or "no arguments at all"
-        raise InputError(f"the example inputs hold no tensor (found: {found}); a graph needs at least one to replay on")
+        raise InputError(f"the example inputs hold no tensor (found: {found}), but a graph needs at least one")
     first = next((at for at in tensors if dims[at] is not None), None)
     if first is None:
-        raise InputError("batch_dim is None for every tensor; at least one needs an int, to be resized per batch size")
+        raise InputError(
+            "batch_dim is None for every tensor, but at least one needs an int, to be resized for each batch size"
+        )
     return _size_at(values[first], dims[first], pytree.paths(structure)[first])
 
 
 def _size_at(tensor: torch.Tensor, dim: int | None, path: str) -> int:
     name = argument_name(path)
-    instead = "give another batch_dim, or a tree with None for tensors without a batch dimension"
+    remedy = ": give another batch_dim, or a tree with None for tensors without a batch dimension"
     if tensor.ndim == 0:
-        raise InputError(f"{name} has no dimensions, so it has no batch dimension {dim}; {instead}")
+        raise InputError(f"{name} has no dimensions, so it has no batch dimension {dim}{remedy}")
     if dim is None or not -tensor.ndim <= dim < tensor.ndim:
         shape, last = tuple(tensor.shape), tensor.ndim - 1
         raise InputError(
-            f"batch_dim={dim} is out of range for {name} of shape {shape}, whose dimensions are 0 to {last}; {instead}"
+            f"batch_dim={dim} is out of range for {name} of shape {shape}, whose dimensions are 0 to {last}{remedy}"
         )
     if tensor.shape[dim] == 0:
         raise InputError(
-            f"{name} of shape {tuple(tensor.shape)} has an example batch size of 0, which cannot be repeated; "
+            f"{name} of shape {tuple(tensor.shape)} has batch size 0, which cannot be repeated: "
             "give an example with at least one row"
         )
     return tensor.shape[dim]
@@ -199,7 +199,7 @@ def _has_size(value: Any, dim: int | None, size: int) -> bool:
 
 
 def _at_size(batched: _Batched, size: int) -> Example:
-    made: dict[tuple[int, int], torch.Tensor] = {}  # a tensor passed twice stays one tensor passed twice
+    made: dict[tuple[int, int], torch.Tensor] = {}  # keep a tensor that is passed twice one tensor
 
     def resized(value: Any, dim: int | None) -> Any:
         if dim is None:
@@ -216,19 +216,19 @@ def _at_size(batched: _Batched, size: int) -> Example:
 def _allocated(tensor: torch.Tensor, dim: int, size: int) -> torch.Tensor:
     try:
         return _resized(tensor, dim, size)
-    except RuntimeError as error:  # no memory for it, or more elements than torch can count
+    except RuntimeError as error:  # not enough memory, or more elements than torch can count
         shape = [*tensor.shape[: dim % tensor.ndim], size, *tensor.shape[dim % tensor.ndim + 1 :]]
         raise InputError(
-            f"batch size {size}: an input of shape {tuple(shape)} cannot be made ({str(error).splitlines()[0]}); "
+            f"batch size {size}: an input of shape {tuple(shape)} cannot be made ({str(error).splitlines()[0]}): "
             "give smaller batch sizes"
         ) from error
 
 
 @torch.no_grad()
 def _resized(tensor: torch.Tensor, dim: int, size: int) -> torch.Tensor:
-    """Rows taken in turn, in a new dense tensor whose dimensions lie in memory in the same order (channels last)."""
+    """Repeat or cut rows into a new dense tensor with the same order of dimensions in memory (channels last)."""
     strides = tensor.stride()
-    # An expanded dimension (stride 0) has no place in memory that the copy could keep.
+    # An expanded dimension (stride 0) has no order in memory.
     order = sorted(range(tensor.ndim), key=lambda axis: 0 if 0 in strides else -strides[axis])
     rows = torch.arange(size, device=tensor.device) % tensor.shape[dim]
     taken = tensor.detach().permute(order).index_select(order.index(dim % tensor.ndim), rows)

@@ -1,4 +1,4 @@
-"""One example of a model's arguments, and copies of it."""
+"""The example arguments of a model: names, checks, copies."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ class Example:
 
 
 def named_tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """Every tensor by the name an error message gives it: ``args[0]``, ``kwargs['mask']``."""
+    """Every tensor by its name in error messages: ``args[0]``, ``kwargs['mask']``."""
     named = pytree.named_leaves((args, kwargs))
     return {argument_name(path): leaf for path, leaf in named if isinstance(leaf, torch.Tensor)}
 
 
 def changed_tensors(before: Example, after: Example) -> tuple[str, ...]:
-    """The tensors of ``before``, by name, that hold other bits in ``after``.
+    """The names of tensors of ``before`` that hold other bits in ``after``.
 
-    A model may take items out of a dict it is given: gone is not changed.
+    Removed items are not listed, since a model may remove items of a dict argument.
     """
     now = named_tensors(after.args, after.kwargs)
     then = named_tensors(before.args, before.kwargs)
@@ -42,51 +42,51 @@ def argument_name(path: str) -> str:
 
 
 def check_leaves(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Raise :class:`InputError` for leaves that cannot serve several calls, or not as they are laid out."""
+    """Raise :class:`InputError` for leaves that one call uses up, and for tensors that are not strided."""
     for path, leaf in pytree.named_leaves((args, kwargs)):
         name = argument_name(path)
         if pytree.is_exhaustible(leaf):
             raise InputError(
-                f"{name} is a {type(leaf).__name__}, which the first call would use up; "
-                "example inputs serve many calls: pass a list or a tuple"
+                f"{name} is a {type(leaf).__name__}, which the first call would use up, but there are many calls: "
+                "pass a list or a tuple"
             )
         if isinstance(leaf, torch.Tensor) and (leaf.is_nested or leaf.layout is not torch.strided):
             layout = "nested" if leaf.is_nested else str(leaf.layout).removeprefix("torch.")
             remedy = ".to_padded_tensor(0.0)" if leaf.is_nested else ".to_dense()"
             raise InputError(
-                f"{name} is a {layout} tensor; graphs take strided tensors only, because the address and the size of "
-                f"every input are fixed at capture: pass it as {remedy}"
+                f"{name} is a {layout} tensor, but graphs take only strided tensors, because capture fixes the address "
+                f"and the size of every input: pass it as {remedy}"
             )
 
 
 def check_device(example: Example, device: str | torch.device) -> None:
-    """Raise :class:`InputError` for the first tensor that is not on ``device``, naming it and the remedy."""
+    """Raise :class:`InputError` naming the first tensor that is not on ``device``."""
     wanted = torch.device(device)
     for name, tensor in named_tensors(example.args, example.kwargs).items():
         found = tensor.device
         if found.type != wanted.type or wanted.index not in (None, found.index):
-            raise InputError(f"{name} is on {found}, but this run uses {wanted}; pass it as .to({str(wanted)!r})")
+            raise InputError(f"{name} is on {found}, but this run uses {wanted}: pass it as .to({str(wanted)!r})")
 
 
 def check_one_device(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Raise :class:`InputError` when the tensors lie on several devices, naming one tensor of each of two."""
+    """Raise :class:`InputError` if the tensors are on several devices."""
     tensors = named_tensors(args, kwargs)
     first_name, first = next(iter(tensors.items()))
     for name, tensor in tensors.items():
         if tensor.device != first.device:
             raise InputError(
-                f"all example inputs must be on one device; {first_name} is on {first.device}, {name} is on "
+                f"all example inputs must be on one device, but {first_name} is on {first.device} and {name} is on "
                 f"{tensor.device}: pass it as .to({str(first.device)!r})"
             )
 
 
 def clone(example: Example) -> Example:
-    """The same values in storage of their own, strides kept; plain values and opaque objects are shared."""
+    """Copies of the tensors with the same strides. Plain values and opaque objects are shared."""
     return map_example(example, lambda tensor: filled_like(tensor, tensor))
 
 
 def map_example(example: Example, function: Callable[[torch.Tensor], torch.Tensor]) -> Example:
-    """``example`` with ``function(tensor)`` for each tensor; a tensor passed twice stays one tensor passed twice."""
+    """``example`` with ``function(tensor)`` for each tensor. A tensor that is passed twice stays one tensor."""
     made: dict[int, torch.Tensor] = {}
 
     def once(tensor: torch.Tensor) -> torch.Tensor:
@@ -100,18 +100,18 @@ def map_example(example: Example, function: Callable[[torch.Tensor], torch.Tenso
 
 
 def filled_like(tensor: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """A new tensor of the size, strides, dtype and device of ``tensor`` that holds ``values``."""
+    """A new tensor with the size, strides, dtype and device of ``tensor`` that holds ``values``."""
     expanded = [dim for dim, stride in enumerate(tensor.stride()) if stride == 0 and tensor.shape[dim] > 1]
     steps = zip(tensor.shape, tensor.stride(), strict=True)
     reach = 1 + sum((size - 1) * stride for size, stride in steps if size > 0)
     distinct = tensor.numel()
     for dim in expanded:
         distinct //= tensor.shape[dim]
-    if reach < distinct:  # windows that overlap (unfold): no storage of that layout can hold arbitrary values
+    if reach < distinct:  # overlapping windows (unfold) cannot hold arbitrary values
         return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device).copy_(values)
     made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
     target = made
-    for dim in expanded:  # torch refuses to write through an expanded dimension: one of its equal slices is enough
+    for dim in expanded:  # torch cannot write to an expanded dimension: write one slice
         target, values = target.narrow(dim, 0, 1), values.narrow(dim, 0, 1)
     target.copy_(values)
     return made
@@ -122,9 +122,9 @@ Named = Sequence[tuple[str, Any]]
 
 
 def container_changes(before: Named, after: Named) -> Iterator[tuple[str, str, Any]]:
-    """What was ``added`` or ``replaced``: the name of its place, the word, and what is there now.
+    """For each new leaf: its name, ``added`` or ``replaced``, and the leaf.
 
-    Items taken out are not told: a model may use up the dict it is given.
+    Removed items are not listed, since a model may remove items of a dict argument.
     """
     then = dict(before)
     for path, leaf in after:
@@ -138,7 +138,7 @@ _PLAIN = bool | int | float | complex | str | bytes | range | torch.dtype | torc
 
 
 def is_opaque(leaf: Any) -> bool:
-    """Whether a leaf is an object to look into: no tensor, and no plain value that ``==`` compares."""
+    """Whether a leaf is neither a tensor nor a plain value that ``==`` compares."""
     return not isinstance(leaf, torch.Tensor | _PLAIN)
 
 
@@ -150,6 +150,6 @@ def opaque_arguments(examples: Iterable[Example]) -> dict[str, Any]:
         named += [(f"kwargs{path}", leaf) for path, leaf in pytree.named_leaves(example.kwargs)]
         for name, leaf in named:
             if is_opaque(leaf) and all(leaf is not other for other in found.values()):
-                # Examples of several batch sizes may hold an object each in the same place.
+                # Examples of several batch sizes may hold different objects at the same name.
                 found[name if name not in found else f"{name} no. {len(found) + 1}"] = leaf
     return found

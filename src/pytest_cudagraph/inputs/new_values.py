@@ -1,4 +1,4 @@
-"""New values for an example: random ones that the model still takes, and edge cases that an example seldom holds."""
+"""New values for an example: random values that the model accepts, and edge cases."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from pytest_cudagraph.inputs.example import Example, filled_like, map_example
 Like = Literal["random", "zeros", "negative", "large", "permuted"]
 
 _LARGE_RATIO = 100.0
-"""How much wider than the example ``large`` values spread: enough to leave the linear part of activations."""
+"""The spread of ``large`` values relative to the example: far outside the linear part of activations."""
 
 _MASKED_BELOW = -1000.0
-"""Additive masks hold 0 and one number from -1e4 down to -inf; no feature has only such values."""
+"""Additive masks hold 0 and one number from -1e4 down to -inf. No feature has only such values."""
 
 
 def fresh(example: Example, seed: int, *, like: Like = "random") -> Example:
-    """The same shapes, strides, dtypes, devices and plain values with new tensor values, equal for equal seeds.
+    """New tensor values for an example, equal for equal seeds. All else stays: shapes, strides, dtypes, plain values.
 
-    Floats are normal with the example's own mean and spread, within its range, and never NaN. Integers are drawn
-    from the example's own range. Booleans, masks and ascending integers (positions, offsets) stay as they are.
-    ``zeros`` and ``large`` give floats of 0 and of 100 times the spread, ``negative`` the example's floats with their
-    signs changed, ``permuted`` the example's own numbers in another order. torch's own random state stays untouched.
+    Floats are normal with the example's mean and spread, within its range, and never NaN. Integers are drawn from the
+    example's range. Booleans, masks and ascending integers (positions, offsets) do not change. ``zeros`` and ``large``
+    give floats of 0 and of 100 times the spread, ``negative`` changes signs, ``permuted`` changes the order. torch's
+    random generators do not change.
     """
-    # On the CPU whatever the device, so that a seed means the same inputs everywhere.
+    # Always on the CPU, so that a seed gives the same inputs on every device.
     generator = torch.Generator().manual_seed(seed)
     return map_example(example, lambda tensor: filled_like(tensor, _values(tensor.detach().cpu(), generator, like)))
 
 
 def _values(tensor: torch.Tensor, generator: torch.Generator, like: Like) -> torch.Tensor:
-    # Random booleans would mask whole rows, whose softmax is NaN in eager too: then nothing is compared.
+    # Random booleans could mask whole rows. Their softmax is NaN in eager too, and then nothing is compared.
     if tensor.numel() == 0 or tensor.dtype == torch.bool or tensor.is_quantized:
         return tensor
     if tensor.is_complex():
@@ -46,7 +46,7 @@ def _values(tensor: torch.Tensor, generator: torch.Generator, like: Like) -> tor
 
 
 def _floats(old: torch.Tensor, dtype: torch.dtype, generator: torch.Generator, like: Like) -> torch.Tensor:
-    """``old`` and the result in double precision: a mean over half-precision values overflows."""
+    """Double precision in and out, because a mean over half-precision values overflows."""
     usable = old[old.isfinite()]
     if usable.numel() == 0 or is_additive_mask(old):
         return old.nan_to_num(nan=0.0, posinf=torch.inf, neginf=-torch.inf)
@@ -58,7 +58,7 @@ def _floats(old: torch.Tensor, dtype: torch.dtype, generator: torch.Generator, l
         new = _permuted(torch.where(old.isfinite(), old, usable[0]), generator)
     else:
         new = _drawn(old, usable, dtype, generator, like)
-    return torch.where(old.isinf(), old, new)  # an infinity is a mask among numbers: it stays where it was
+    return torch.where(old.isinf(), old, new)  # an infinity is a mask: keep it
 
 
 def _permuted(old: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
@@ -72,27 +72,27 @@ def _drawn(
     low, high = usable.min().item(), usable.max().item()
     mean, spread = usable.mean().item(), usable.std(correction=0).item()
     if low == high:
-        # A lone or constant value (a temperature, an example of ones) tells no spread: vary it, keep its sign.
+        # A constant (a temperature, an example of ones) shows no spread. Vary it, but keep its sign.
         low, high = min(low / 2, low * 2), max(high / 2, high * 2)
         mean, spread = (mean, abs(mean) / 4) if mean else (0.0, 1.0)
         low, high = (low, high) if mean else (-3.0, 3.0)
     if like == "large":
         limit = torch.finfo(dtype).max / 16
         spread, low, high = spread * _LARGE_RATIO, -limit, limit
-    # Within the example's own range: a probability or a pixel of 0 to 1 stays one, a logarithm keeps its domain.
+    # Keep the example's range: probabilities and pixels stay within 0 to 1, logarithms keep their domain.
     return (mean + spread * normal).clamp(low, high)
 
 
 def is_additive_mask(old: torch.Tensor) -> bool:
-    """Whether finite or not, it holds 0 and one very negative number only."""
+    """Whether it holds only 0 and one very negative number, finite or not."""
     low = old.min()
     return bool(low <= _MASKED_BELOW) and bool(((old == 0) | (old == low)).all())
 
 
 def _integers(old: torch.Tensor, generator: torch.Generator, like: Like) -> torch.Tensor:
     low, high = int(old.min()), int(old.max())
-    # Ascending rows are positions or offsets: drawn anew they would repeat, and writes to a cache would collide.
-    # Zeros and ones are a mask, see the booleans.
+    # Ascending rows are positions or offsets. Random ones would repeat, and writes to a cache would collide.
+    # Zeros and ones are a mask, like booleans.
     if low == high or is_ascending(old) or (low, high) == (0, 1):
         return old
     if like == "zeros":
@@ -104,18 +104,18 @@ def _integers(old: torch.Tensor, generator: torch.Generator, like: Like) -> torc
 
 
 def is_ascending(old: torch.Tensor) -> bool:
-    """Whether every row of more than one number ascends: positions, offsets."""
+    """Whether every row has several numbers and ascends: positions, offsets."""
     return old.ndim > 0 and old.shape[-1] > 1 and bool((old[..., 1:] >= old[..., :-1]).all())
 
 
 RowDims = Sequence["int | None"]
-"""For each leaf of ``(args, kwargs)`` the dimension of its rows; None for a leaf without rows."""
+"""For each leaf of ``(args, kwargs)`` the dimension of its rows. None if it has no rows."""
 
 
 def row_dims(example: Example, size: int, other: Example | None = None) -> tuple[int | None, ...]:
-    """Where the leaves have ``size`` rows: the dimension in which ``other``, of another batch size, differs.
+    """The dimension in which each leaf has ``size`` rows: where it differs from ``other``, of another batch size.
 
-    Without ``other`` the first dimension, where it is as long as the batch.
+    Without ``other`` it is the first dimension, if that has the length of the batch.
     """
     values, structure = pytree.flatten((example.args, example.kwargs))
     if other is not None:
@@ -126,10 +126,10 @@ def row_dims(example: Example, size: int, other: Example | None = None) -> tuple
 
 
 def adversaries(example: Example, dims: RowDims, seed: int) -> Iterator[tuple[str, Example]]:
-    """``zeros``, ``large values``, ``rows in another order`` and ``a row of NaN``, beside the fresh values of ``seed``.
+    """Four kinds of inputs: ``zeros``, ``large values``, ``rows in another order`` and ``a row of NaN``.
 
-    Whole numbers stay within the example's range; booleans and masks move with their rows, and hold what they held.
-    Where an example has nothing that a kind of input could change, the values are the fresh ones.
+    Integers stay within the example's range. Booleans and masks move with their rows, but do not change. If a kind
+    cannot change anything in an example, its values are those of :func:`fresh`.
     """
     plain = fresh(example, seed)
     yield "zeros", fresh(example, seed, like="zeros")
@@ -139,7 +139,7 @@ def adversaries(example: Example, dims: RowDims, seed: int) -> Iterator[tuple[st
 
 
 def lowered(example: Example) -> Example:
-    """Positive whole numbers that are all one value, less one: a token id, a position that no range is known of."""
+    """The example with constant positive integers lowered by one, such as a single token id or a position."""
 
     def lower(tensor: torch.Tensor) -> torch.Tensor:
         is_whole = not (tensor.is_floating_point() or tensor.is_complex() or tensor.is_quantized)
@@ -152,7 +152,7 @@ def lowered(example: Example) -> Example:
 
 
 def beside(example: Example, wider: Example, dims: RowDims) -> Example:
-    """``wider`` with its first rows taken from ``example``, and what has no rows as well; dims are those of both."""
+    """``wider`` with its first rows, and its leaves without rows, from ``example``. ``dims`` holds for both."""
     values, _ = pytree.flatten((example.args, example.kwargs))
     wide, structure = pytree.flatten((wider.args, wider.kwargs))
     mixed = [_over(value, other, dim) for value, other, dim in zip(values, wide, dims, strict=True)]
@@ -168,7 +168,7 @@ def _over(value: Any, wider: Any, dim: int | None) -> Any:
 
 
 def _map_rows(example: Example, dims: RowDims, function: Callable[[torch.Tensor, int], torch.Tensor | None]) -> Example:
-    """``example`` with ``function(tensor, dimension of its rows)``; where that gives None, the tensor as it is."""
+    """``example`` with ``function(tensor, dimension of its rows)``, or a copy if this is None."""
     values, _ = pytree.flatten((example.args, example.kwargs))
     pairs = zip(values, dims, strict=True)
     dim_of = {id(value): dim for value, dim in pairs if isinstance(value, torch.Tensor) and dim is not None}
@@ -182,13 +182,13 @@ def _map_rows(example: Example, dims: RowDims, function: Callable[[torch.Tensor,
 
 
 def _shifted(tensor: torch.Tensor, dim: int) -> torch.Tensor | None:
-    # Offsets and positions along the batch must go on ascending.
+    # Offsets and positions along the batch must stay ascending.
     is_whole = not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)
     return None if is_whole and tensor.ndim == 1 and is_ascending(tensor) else tensor.roll(1, dim)
 
 
 def _with_nan_row(tensor: torch.Tensor, dim: int) -> torch.Tensor | None:
-    # The eight-bit floats know little arithmetic, and one of them no NaN.
+    # Eight-bit floats lack arithmetic, and some have no NaN.
     if not tensor.is_floating_point() or tensor.itemsize == 1 or not tensor.numel():
         return None
     if is_additive_mask(tensor.detach().cpu().double()):

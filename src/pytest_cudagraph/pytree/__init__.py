@@ -1,4 +1,4 @@
-"""Nested inputs and outputs, to flat lists of leaves and back."""
+"""Flatten nested inputs and outputs to lists of leaves, and rebuild them."""
 
 from pytest_cudagraph.pytree.leaves import (
     LEAF,

@@ -1,4 +1,4 @@
-"""How values of each class are taken apart, put together again, and spelled in a path."""
+"""How values of each class are split into children, joined again, and named in a path."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Steps = Callable[[Any, int], list[str]]
 
 
 class Node(NamedTuple):
-    """How values of one class are taken apart (children, context), put together, and spelled in a path."""
+    """How values of one class are split (children, context), joined, and named in a path."""
 
     split: Split
     join: Join
@@ -27,9 +27,9 @@ class Node(NamedTuple):
 
 
 class KeyOrder(tuple[Any, ...]):
-    """Dict keys as they were written: kept for rebuilding, without a say in whether two structures are equal.
+    """Dict keys as written, for rebuilding. All key orders are equal, so they do not affect equality of structures.
 
-    Leaves of a dict come in sorted order, so that keyword arguments mean the same in whatever order they are given.
+    Leaves of a dict are sorted by key, so that the order of keyword arguments does not matter.
     """
 
     __slots__ = ()
@@ -42,7 +42,7 @@ class KeyOrder(tuple[Any, ...]):
 
 
 def known_node(cls: Any) -> Node:
-    """As :func:`node_of`, for a class that a structure names; :class:`TypeError` when its instances are leaves."""
+    """Like :func:`node_of`, for the class of a structure. Raises :class:`TypeError` if its instances are leaves."""
     node = node_of(cls)
     if node is None:
         raise TypeError(f"{cls.__name__} is not a node of a structure")
@@ -51,7 +51,7 @@ def known_node(cls: Any) -> Node:
 
 @lru_cache(maxsize=1024)
 def node_of(cls: Any) -> Node | None:
-    """How instances of ``cls`` are taken apart; None for leaves. Bounded, so that classes of past tests can go."""
+    """How instances of ``cls`` are split. None for leaves. The cache is bounded, to free classes of past tests."""
     if cls in _EXACT:
         return _EXACT[cls]
     if issubclass(cls, torch.Tensor | torch.nn.Module | torch.Size | Enum):
@@ -89,7 +89,7 @@ def _split_dict(value: dict[Any, Any]) -> tuple[Sequence[Any], Any]:
     order = KeyOrder(value)
     try:
         keys = tuple(sorted(order))
-    except TypeError:  # keys of several types have no order but their own
+    except TypeError:  # keys of several types cannot be sorted
         keys = tuple(order)
     return [value[key] for key in keys], (keys, order)
 
@@ -101,7 +101,7 @@ def _join_dict(_: Any, context: Any, children: list[Any]) -> dict[Any, Any]:
 
 
 def _split_mapping(value: dict[Any, Any]) -> tuple[Sequence[Any], Any]:
-    """Items, then attributes that are none: a ModelOutput holds a field as both, an unset one as attribute only."""
+    """Items, then other attributes. A ModelOutput holds a field as both, and an unset field as attribute only."""
     keys = tuple(dict.keys(value))
     attributes = {name: getattr(value, name) for name in _attribute_names(value)}
     twins = tuple(n for n, a in attributes.items() if n in keys and a is dict.__getitem__(value, n))
@@ -112,7 +112,7 @@ def _split_mapping(value: dict[Any, Any]) -> tuple[Sequence[Any], Any]:
 
 def _join_mapping(cls: Any, context: Any, children: list[Any]) -> Any:
     keys, names, twins, default_factory = context
-    # Neither __init__ nor __post_init__ nor an overridden __setitem__ runs: they ran when the original was made.
+    # Do not run __init__, __post_init__ or an overridden __setitem__: they ran for the original.
     value = cls.__new__(cls)
     if isinstance(value, defaultdict):
         value.default_factory = default_factory

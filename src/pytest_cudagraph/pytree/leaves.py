@@ -1,8 +1,8 @@
-"""Nested inputs and outputs, to flat lists of leaves and back.
+"""Flatten nested inputs and outputs to lists of leaves, and rebuild them.
 
-Nodes are dict, list, tuple, named tuples, dataclass instances, dict and list subclasses (so a ``ModelOutput`` of
-transformers too, without importing it), ``UserDict``, ``SimpleNamespace`` and whatever is registered with torch's own
-pytree. Everything else is one leaf: tensors, numbers, None, and opaque objects such as a key-value cache.
+Nodes are dict, list, tuple, named tuples, dataclass instances, dict and list subclasses (such as a ``ModelOutput`` of
+transformers), ``UserDict``, ``SimpleNamespace`` and classes registered with torch's pytree. Everything else is one
+leaf: tensors, numbers, None, and opaque objects such as a key-value cache.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from pytest_cudagraph.pytree.containers import KeyOrder, known_node, node_of
 
 
 def same_bits(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """Whether two tensors are alike to the last bit, NaN payloads and the sign of zero included."""
+    """Whether two tensors hold the same bits, including NaN payloads and the sign of zero."""
     if kind_of(first) != kind_of(second) or first.shape != second.shape:
         return False
     return torch.equal(_bits(first), _bits(second))
 
 
 def kind_of(tensor: torch.Tensor) -> tuple[torch.dtype, torch.device, torch.layout]:
-    """What two tensors must share for their values to be compared at all."""
+    """What two tensors must share so that their values can be compared."""
     return tensor.dtype, tensor.device, tensor.layout
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
     tensor = tensor.detach()
-    # Viewing a quantized tensor as bytes ends the process.
+    # Viewing a quantized tensor as bytes crashes the process.
     tensor = tensor.int_repr() if tensor.is_quantized else tensor
     tensor = tensor if tensor.layout is torch.strided else tensor.to_dense()
     return tensor.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
 
 
 class Structure(NamedTuple):
-    """The shape of a nested value without its leaves; equal structures hold leaves of the same order and meaning."""
+    """A nested value without its leaves. Equal structures hold leaves in the same order and meaning."""
 
     node: type | None
     context: Any
@@ -50,13 +50,13 @@ _structure = tuple.__new__  # twice as fast as the constructor of a named tuple
 
 
 def flatten(value: Any) -> tuple[list[Any], Structure]:
-    """The leaves of ``value``, and the structure that puts them together again."""
+    """The leaves of ``value``, and the structure that rebuilds it."""
     leaves: list[Any] = []
     return leaves, _collect(value, leaves)
 
 
 def unflatten(structure: Structure, leaves: Iterable[Any]) -> Any:
-    """The value of ``structure`` with these leaves; :class:`ValueError` when there are too many or too few."""
+    """The value of ``structure`` with these leaves. Raises :class:`ValueError` if there are too many or too few."""
     remaining = iter(leaves)
     try:
         value = _build(structure, remaining)
@@ -68,7 +68,7 @@ def unflatten(structure: Structure, leaves: Iterable[Any]) -> Any:
 
 
 def paths(structure: Structure) -> list[str]:
-    """Where each leaf sits, in the order of :func:`flatten`: ``['logits']``, ``[0].hidden``; '' for a lone leaf."""
+    """The path of each leaf, in the order of :func:`flatten`: ``['logits']``, ``[0].hidden``. '' for a single leaf."""
     if structure.node is None:
         return [""]
     pairs = zip(steps(structure), structure.children, strict=True)
@@ -76,14 +76,14 @@ def paths(structure: Structure) -> list[str]:
 
 
 def steps(structure: Structure) -> list[str]:
-    """How a path goes on from this node to each of its children: ``['logits']``, ``[0]``, ``.hidden``."""
+    """The step of a path from this node to each child: ``['logits']``, ``[0]``, ``.hidden``."""
     if structure.node is None:
         return []
     return known_node(structure.node).steps(structure.context, len(structure.children))
 
 
 def written_order(structure: Structure) -> list[int]:
-    """Positions in the list of leaves, in the order in which the value was written: dict keys as given, not sorted."""
+    """Positions in the list of leaves, in the order of the value as written: dict keys as given, not sorted."""
     return _written(structure, 0)[0]
 
 
@@ -94,28 +94,28 @@ def named_leaves(value: Any) -> list[tuple[str, Any]]:
 
 
 def tensors_in(value: Any) -> list[torch.Tensor]:
-    """Every tensor leaf, in the order of :func:`flatten`; one that occurs twice is listed twice."""
+    """Every tensor leaf, in the order of :func:`flatten`. One that occurs twice is listed twice."""
     return [leaf for leaf in flatten(value)[0] if isinstance(leaf, torch.Tensor)]
 
 
 def has_same_tensors(first: Any, second: Any) -> bool:
-    """Whether two values hold equal tensors; both must hold the same number of them."""
+    """Whether two values hold equal tensors. Both must hold the same number of tensors."""
     return all(torch.equal(one, other) for one, other in zip(tensors_in(first), tensors_in(second), strict=True))
 
 
 def map_tensors(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
-    """``value`` rebuilt with ``function(tensor)`` in the place of every tensor; other leaves are shared."""
+    """``value`` with ``function(tensor)`` for every tensor. Other leaves are shared."""
     leaves, structure = flatten(value)
     return unflatten(structure, [function(x) if isinstance(x, torch.Tensor) else x for x in leaves])
 
 
 def is_exhaustible(value: Any) -> bool:
-    """Whether reading ``value`` uses it up (generators, ``map``, files), so that it cannot be an example twice."""
+    """Whether reading ``value`` uses it up: generators, ``map``, files."""
     return isinstance(value, Iterator)
 
 
 def _collect(value: Any, leaves: list[Any]) -> Structure:
-    # Runs at every replay: exact tuples, empty dicts and tensors, of which most calls consist, come first.
+    # This runs at every replay. Most calls hold only tuples, empty dicts and tensors, so these come first.
     cls: Any = type(value)
     if cls is tuple:
         shapes = tuple([_collect(child, leaves) for child in value])
@@ -136,7 +136,7 @@ def _collect(value: Any, leaves: list[Any]) -> Structure:
 def _build(structure: Structure, leaves: Iterator[Any]) -> Any:
     if structure.node is None:
         return next(leaves)
-    # A list, not a generator: a generator would turn the StopIteration of too few leaves into a RuntimeError.
+    # A generator would turn the StopIteration for too few leaves into a RuntimeError.
     children = [_build(child, leaves) for child in structure.children]
     if structure.node is tuple:
         return tuple(children)

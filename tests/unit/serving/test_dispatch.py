@@ -277,7 +277,7 @@ def test_what_it_is(model):
         ({"capture": "later"}, "capture is 'now' or 'lazy'; found 'later'"),
         ({"max_graphs": 0}, "max_graphs is a positive int, or None for one graph per batch size; found 0"),
         ({"max_graphs": True}, "max_graphs is a positive int, or None for one graph per batch size; found True"),
-        ({"batch_sizes": (0,)}, "batch sizes are distinct positive ints, such as [1, 8]; found 0"),
+        ({"batch_sizes": (0,)}, "batch sizes must be distinct positive ints, such as [1, 8], found 0"),
         ({"batch_dim": 5}, "batch_dim=5 is out of range for args[0] of shape (2, 3)"),
     ],
 )

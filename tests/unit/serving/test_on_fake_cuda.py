@@ -178,7 +178,7 @@ def test_graphs_live_on_the_gpu_of_the_inputs_whichever_is_current(gpus, option,
 
 
 def test_inputs_on_the_host_are_refused_by_a_gpu_with_the_remedy(gpus):
-    with pytest.raises(InputError, match=r"args\[0\] is on cpu, but this run uses cuda:0; pass it as .to\('cuda:0'\)"):
+    with pytest.raises(InputError, match=r"args\[0\] is on cpu, but this run uses cuda:0: pass it as .to\('cuda:0'\)"):
         graph_runner.open_backend_for("cuda", inputs_on("cpu"))
     assert gpus == [("cuda", 0)]
 

@@ -50,7 +50,7 @@ def test_a_model_that_cannot_be_called_is_refused():
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"batch_sizes": ()}, "batch sizes are distinct positive ints, such as [1, 8]; found none"),
+        ({"batch_sizes": ()}, "batch sizes must be distinct positive ints, such as [1, 8], found none"),
         ({"device": "tpu"}, "device is one of auto, cuda, cpu; found 'tpu'"),
         ({"max_graphs": 0}, "max_graphs is a positive int, or None for one graph per batch size; found 0"),
         ({"max_graphs": True}, "max_graphs is a positive int, or None for one graph per batch size; found True"),
