@@ -17,7 +17,7 @@ from pytest_cudagraph.backends import open_backend
 from pytest_cudagraph.capture import capture_batches
 from pytest_cudagraph.check import check_replays
 from pytest_cudagraph.errors import CaptureRefusal, EagerFailed
-from pytest_cudagraph.pipeline.prepared_model import run_eagerly
+from pytest_cudagraph.pipeline.prepared_model import PreparedModel, run_eagerly
 from pytest_cudagraph.values import Disagreement
 
 SIZES = (2, 4)
@@ -73,7 +73,7 @@ def run(case: Case, backend, sizes=SIZES) -> Seen:
     """The stages on a case of one's own."""
     model, examples = _built(case, backend, sizes)
     try:
-        run_eagerly(model, examples, backend)
+        run_eagerly(PreparedModel(eager=model, examples=examples), backend)
     except EagerFailed as error:
         return Seen(eager=str(error))
     found = audit(model, examples[min(examples)], backend, examples[max(examples)])
