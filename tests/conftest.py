@@ -56,3 +56,16 @@ def golden():
         assert found == expected, f"{path.name} differs; GOLDEN=update rewrites it for review"
 
     return check
+
+
+@pytest.fixture
+def on_gpu():
+    """Make a fake tensor that claims to lie on a GPU. It needs no driver and has no values."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    def make(*shape, dtype=torch.float32):
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            return torch.empty(shape, dtype=dtype, device="cuda:0")
+
+    return make

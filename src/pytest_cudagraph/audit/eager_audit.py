@@ -102,7 +102,7 @@ def _seal(part: Any) -> str:
 
 
 def _unseen(seen: ProbeResults) -> list[str]:
-    traces = (seen.first, *seen.beside.values())
+    traces = (seen.first, *seen.elsewhere.values())
     subclasses = sorted({name for trace in traces for name in trace.subclasses})
     refused = [operation.refused for trace in traces for operation in trace.operations]
     custom = {each.operation.replace(".", "::", 1) for each in refused if each is not None and each.id == "unknown-op"}

@@ -20,7 +20,7 @@ _DRAWS_FIX = "none needed. If you want no random numbers, call eval()"
 def findings_of(seen: ProbeResults) -> tuple[Finding, ...]:
     """Every finding of an audit."""
     repeated = [found.seen_in("two calls on the same inputs") for found in seen.repeated]
-    raw = [*seen.refused, *_beside(seen), *seen.host_calls, *repeated, *_on_other_inputs(seen)]
+    raw = [*seen.refused, *_refused_elsewhere(seen), *seen.host_calls, *repeated, *_on_other_inputs(seen)]
     raw += _rebound(seen, raw)
     raw += [] if repeated else _at_first_call(seen)
     raw += _written_by_the_host(seen)
@@ -60,10 +60,10 @@ def _refusals(trace: Trace) -> list[RawFinding]:
     return [raw for raw in refused if not (raw.id == "host-data" and raw.level == "note" and raw.site in takers)]
 
 
-def _beside(seen: ProbeResults) -> Iterator[RawFinding]:
+def _refused_elsewhere(seen: ProbeResults) -> Iterator[RawFinding]:
     """What the rules refuse at another batch size, or on a GPU, but not in the first call."""
     known = {(raw.id, raw.site) for raw in seen.refused}
-    for where, trace in seen.beside.items():
+    for where, trace in seen.elsewhere.items():
         for raw in _refusals(trace):
             if raw.level == "error" and (raw.id, raw.site) not in known:
                 yield raw.seen_in(where)

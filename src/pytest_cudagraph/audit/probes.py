@@ -181,7 +181,7 @@ class _ProbeRuns:
         self.seen.refused = refused_in(self.seen.first, parts)
         self._watch(example)
         if another is not None:
-            self._beside("another batch size", "the call at another batch size", another)
+            self._judge_elsewhere("another batch size", "the call at another batch size", another)
         if not is_explained(self.seen):
             for kind, name in _OTHER_INPUTS.items():
                 self._on_other_inputs(name, inputs.fresh(example, _OTHER_SEED, like=kind))
@@ -215,15 +215,15 @@ class _ProbeRuns:
         if watch.gpu_branches:
             pretending = HostCallWatch(on_gpu=False, as_on_gpu=True)
             mode = _both(self.probe.backend.running(), pretending.watching())
-            self._beside("on a GPU", f"the branch on is_cuda at {watch.gpu_branches[0]}", example, mode)
+            self._judge_elsewhere("on a GPU", f"the branch on is_cuda at {watch.gpu_branches[0]}", example, mode)
             self.seen.host_calls += pretending.found
 
-    def _beside(
+    def _judge_elsewhere(
         self, name: str, what: str, example: Example, mode: AbstractContextManager[None] | None = None
     ) -> None:  # fmt: skip
         found = self._anew(what, lambda: self.probe.judge(example, self.held, mode))
         if found is not None:
-            self.seen.beside[name] = found
+            self.seen.elsewhere[name] = found
 
     def _on_other_inputs(self, name: str, given: Example) -> None:
         what = f"the call on {name} inputs"

@@ -138,7 +138,7 @@ class Placement:
         self._made: dict[int | None, _Made] = {}
 
     def judge(self, name: str, given: Sequence[torch.Tensor]) -> RawFinding | None:
-        """The refusal of an operation that takes a host tensor beside device tensors. Its line is where that was made.
+        """The refusal of an operation that takes a host tensor together with device tensors, at the line that made it.
 
         CUDA takes a tensor without dimensions by value.
         """

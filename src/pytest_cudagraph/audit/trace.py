@@ -144,7 +144,7 @@ class ProbeResults:
     """Calls on other inputs of the same shapes, from the state of the first call, that differ from the first call."""
     refused: tuple[RawFinding, ...] = ()
     """What the rules refuse or note in the first call, and again under ``no_grad``, which splits composites."""
-    beside: dict[str, Trace] = field(default_factory=dict)
+    elsewhere: dict[str, Trace] = field(default_factory=dict)
     """What the rules see at another batch size, and on the branches that only a GPU takes."""
     host_calls: list[RawFinding] = field(default_factory=list)
     not_judged: list[str] = field(default_factory=list)

@@ -1,6 +1,6 @@
 """The rules that tell which dispatched operation a CUDA capture refuses.
 
-The rules judge operations on any device. For an operation on the CPU they tell what the same operation would do on
+The rules judge operations on any device. For an operation on the CPU they give what the same operation would do on
 CUDA. They know both forms of a composite: the whole operation (inference mode) and its parts (``no_grad``). They look
 up operators by name, because older and newer versions of torch lack some of them.
 """
