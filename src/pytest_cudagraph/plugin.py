@@ -1,4 +1,4 @@
-"""The pytest hooks: each hands on in a line or two. Loaded in every pytest run, so torch is never imported here."""
+"""The pytest hooks. Every pytest run loads this module, so it never imports torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The end of a run: what is written, what is said. Knows no torch, so that an xdist controller need not load it."""
+"""The end of a run: what is written and what the summary says. It imports no torch: an xdist controller needs none."""
 
 from __future__ import annotations
 
@@ -19,35 +19,35 @@ from pytest_cudagraph.settings.options import Settings
 from pytest_cudagraph.values import DeviceInfo, GraphReport, SavedBatch
 
 _NAMED = 5
-"""Stale tests named in the command that drops them."""
+"""Names in the suggested command that removes stale entries."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectedTests:
-    """What pytest ran: which tests passed, and whether those were all there are."""
+    """Which tests pytest collected and ran, and which of them passed."""
 
     passed: frozenset[str]
-    silent: frozenset[str] = frozenset()
-    """Node ids of tests of ours that did not pass as a whole: skipped, failed, never run. They tell nothing."""
+    not_passed: frozenset[str] = frozenset()
+    """Node ids of tests with this plugin's fixtures that were skipped, failed or not run."""
     files: frozenset[str] = frozenset()
-    """The files that tests were found in, relative to the root directory."""
+    """The files with collected tests, relative to the root directory."""
     finished: bool
-    """False after Ctrl-C or an internal error: then nothing is written."""
+    """False after Ctrl-C or an internal error. Then nothing is written."""
     complete: bool
-    """Whether no test was left out of the files that were looked at."""
+    """Whether every test of the collected files was run."""
     paths: tuple[str, ...]
-    """What was looked at: files and folders relative to the root directory, ``.`` for all of it."""
+    """The collected files and folders, relative to the root directory. ``.`` is the root directory."""
     whole: bool = False
-    """Whether that is all that the project runs: the root directory, or its ``testpaths``."""
-    asked_sizes: frozenset[int] = frozenset()
-    """The batch sizes that the command line asked for; empty where it named none."""
+    """Whether the paths are all of the project: the root directory, or its ``testpaths``."""
+    given_sizes: frozenset[int] = frozenset()
+    """The batch sizes of the command line. Empty where it gives none."""
     folder: Path = field(default_factory=Path)
-    """Where pytest was called: what ``--cudagraph-json`` is relative to, wherever the tests have gone."""
+    """The folder in which pytest was called. ``--cudagraph-json`` is relative to it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSummary:
-    """What a run says at its end. ``failed``: it ends with a non-zero exit status although no test failed."""
+    """The summary of a run. ``failed``: the exit status is non-zero even if no test failed."""
 
     lines: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
@@ -61,19 +61,19 @@ class _SummaryLines:
 
 
 def end_run(reports: Sequence[GraphReport], collected: CollectedTests, settings: Settings) -> RunSummary:
-    """Write what may be written, and say all that is to be said.
+    """Write the baseline and the JSON document, and make the summary.
 
-    A file that cannot be written is a problem of the run, never an exception: the other files are still written.
+    A file that cannot be written is a problem in the summary, not an exception. The other files are still written.
     """
-    said = _SummaryLines(lines=report.table(reports) if reports else [])
+    summary = _SummaryLines(lines=report.table(reports) if reports else [])
     for device in _devices(reports):
-        _end_device(device, [each for each in reports if each.device == device], collected, settings, said)
-    said.lines += base_table(reports)
+        _end_device(device, [each for each in reports if each.device == device], collected, settings, summary)
+    summary.lines += base_table(reports)
     if settings.suggest:
-        said.lines += report.suggestions(reports)
+        summary.lines += report.suggestions(reports)
     if settings.json:
-        _write_document(collected.folder / settings.json, reports, settings, said)
-    return RunSummary(lines=tuple(said.lines), problems=tuple(said.problems), failed=bool(said.problems))
+        _write_document(collected.folder / settings.json, reports, settings, summary)
+    return RunSummary(lines=tuple(summary.lines), problems=tuple(summary.problems), failed=bool(summary.problems))
 
 
 def _devices(reports: Iterable[GraphReport]) -> list[DeviceInfo]:
@@ -85,7 +85,7 @@ def _end_device(
     reports: Sequence[GraphReport],
     collected: CollectedTests,
     settings: Settings,
-    said: _SummaryLines,
+    summary: _SummaryLines,
 ) -> None:
     store = JsonStore(settings.baseline_folder, device)
     try:
@@ -94,24 +94,24 @@ def _end_device(
         plan = _plan(reports, collected, settings, saved, _short(commit))
         store.merge(plan.write, commit_info=commit, continues=not plan.replaces)
     except BaselineError as error:
-        said.problems.append(str(error))
+        summary.problems.append(str(error))
         return
-    looked_at = _of_asked_sizes(_looked_at(saved, collected, settings.rootdir), reports, collected.asked_sizes)
-    stale = record.stale(reports, looked_at, complete_run=collected.complete)
-    said.lines += report.closing(
+    expected = _of_given_sizes(_expected(saved, collected, settings.rootdir), reports, collected.given_sizes)
+    stale = record.stale(reports, expected, complete_run=collected.complete)
+    summary.lines += report.closing(
         reports,
-        record.counts(reports, looked_at, complete_run=collected.complete, plan=plan),
+        record.counts(reports, expected, complete_run=collected.complete, plan=plan),
         wrote=(len(plan.write), _shown(store.path, settings.rootdir)) if plan.write else None,
         refused=plan.refused,
         replaced=_replaced(plan, saved),
         stale=stale,
     )
     if stale and settings.strict:
-        said.problems.append(_strict_about(stale, store.path, settings.rootdir))
+        summary.problems.append(_strict_about(stale, store.path, settings.rootdir))
 
 
 def _replaced(plan: record.Plan, saved: Mapping[Key, SavedBatch]) -> list[tuple[str, int, str]]:
-    """What this run accepts in place of what was saved; an update must not hide a slowdown."""
+    """How replaced entries changed. An update must not hide a slowdown."""
     entries = {(entry.name, entry.batch_size): entry for entry in plan.write}
     texts = [(*key, gate.replaced_text(saved[key], entries[key])) for key in plan.changed]
     return [each for each in texts if each[2]]
@@ -119,13 +119,13 @@ def _replaced(plan: record.Plan, saved: Mapping[Key, SavedBatch]) -> list[tuple[
 
 def _strict_about(stale: Sequence[Key], path: Path, root: Path) -> str:
     names = sorted({name for name, _ in stale})
-    told = [shlex.quote(name) for name in names[:_NAMED]] + ["..."] * (len(names) > _NAMED)
-    prune = f"pytest-cudagraph baseline prune {_shown(path.parent, root)} --name {' '.join(told)}"
+    names_shown = [shlex.quote(name) for name in names[:_NAMED]] + ["..."] * (len(names) > _NAMED)
+    prune = f"pytest-cudagraph baseline prune {_shown(path.parent, root)} --name {' '.join(names_shown)}"
     return f"strict: {len(stale)} stale in {_shown(path, root)}; where no test is meant to cover them: {prune}"
 
 
 def _short(commit: Mapping[str, Any]) -> str:
-    """``1a2b3c4``, ``1a2b3c4+`` with changes on top of it; empty where there is no commit."""
+    """``1a2b3c4``, or ``1a2b3c4+`` with uncommitted changes. Empty without a commit."""
     return f"{commit['id'][:7]}{'+' if commit['dirty'] else ''}" if commit else ""
 
 
@@ -136,7 +136,7 @@ def _plan(
     saved: Mapping[Key, SavedBatch],
     commit: str,
 ) -> record.Plan:
-    """What to write; nothing unless it was asked for and the run came to its end."""
+    """What to write. Nothing without ``--cudagraph-update`` or after an interrupted run."""
     if settings.update == "never" or not collected.finished:
         return record.Plan()
     passed = [each for each in reports if each.nodeid in collected.passed]
@@ -144,27 +144,32 @@ def _plan(
     return record.entries(passed, settings.update, saved, saved_at=now, commit=commit)
 
 
-def _looked_at(saved: Mapping[Key, SavedBatch], collected: CollectedTests, root: Path) -> dict[Key, SavedBatch]:
-    """The saved entries whose tests this run would have told of, if they were still there.
+def _expected(saved: Mapping[Key, SavedBatch], collected: CollectedTests, root: Path) -> dict[Key, SavedBatch]:
+    """The saved entries that this run must have measured if their tests still exist. The others are never stale.
 
-    A test may go by any ``name=``, also by what was its node id before it moved. So nothing is said where the file of
-    some entry was left out, or single files were asked for; of a node id, where a silent test's file has it as a text;
-    of other names, which may be put together while a test runs, where any test was silent or the run was not of all.
+    A test may use any ``name=``, also its own node id from before it moved. So each step leaves out what a test of
+    this project may still measure:
+
+    1. Nothing is expected when the file of an entry exists and was not collected.
+    2. An entry named by a node id is expected when its file lies below the collected paths.
+    3. It is not expected when its test did not pass, or when the file of such a test contains the name.
+    4. A run of part of the project must have collected folders, and the files of all entries must lie below them.
+    5. A custom name is expected only when the whole root directory was collected and every plugin test passed.
     """
-    files = {name: name.partition("::")[0] for name, _ in saved}
-    located = {name for name, file in files.items() if file != name}
-    if any(files[name] not in collected.files and (root / files[name]).is_file() for name in located):
+    file_of = {name: name.partition("::")[0] for name, _ in saved}
+    node_ids = {name for name, file in file_of.items() if file != name}
+    if any(file_of[name] not in collected.files and (root / file_of[name]).is_file() for name in node_ids):
         return {}
-    below = {name for name in located if _lies_below(files[name], collected.paths)}
-    silent = {normal_name(nodeid) for nodeid in collected.silent}
-    texts = [_text(root / file) for file in {nodeid.partition("::")[0] for nodeid in silent}]
-    told = {name for name in below if name not in silent and not any(name in text for text in texts)}
-    is_of_folders = all((root / path).is_dir() for path in collected.paths)
-    if not collected.whole and (below != located or not is_of_folders):
-        told = set()
-    if collected.whole and not silent and "." in collected.paths:
-        told |= files.keys() - located
-    return {key: entry for key, entry in saved.items() if key[0] in told}
+    below = {name for name in node_ids if _lies_below(file_of[name], collected.paths)}
+    not_passed = {normal_name(nodeid) for nodeid in collected.not_passed}
+    texts = [_text(root / file) for file in {nodeid.partition("::")[0] for nodeid in not_passed}]
+    expected = {name for name in below if name not in not_passed and not any(name in text for text in texts)}
+    are_folders = all((root / path).is_dir() for path in collected.paths)
+    if not collected.whole and (below != node_ids or not are_folders):
+        expected = set()
+    if collected.whole and not not_passed and "." in collected.paths:
+        expected |= file_of.keys() - node_ids
+    return {key: entry for key, entry in saved.items() if key[0] in expected}
 
 
 def _text(path: Path) -> str:
@@ -173,16 +178,15 @@ def _text(path: Path) -> str:
     return ""
 
 
-def _of_asked_sizes(
-    saved: dict[Key, SavedBatch], reports: Iterable[GraphReport], asked: frozenset[int]
+def _of_given_sizes(
+    saved: dict[Key, SavedBatch], reports: Iterable[GraphReport], given: frozenset[int]
 ) -> dict[Key, SavedBatch]:
-    """Without the other sizes of models whose sizes were the command line's: nobody asked for them in this run.
+    """Leave out the other batch sizes of models that ran with exactly the sizes of the command line.
 
-    A model that names its own sizes has left out what it no longer names, unless they are just those that were asked
-    for: then only a run without them can tell.
+    Such a model may have more sizes without ``--cudagraph-batch-sizes``.
     """
-    narrowed = {each.name for each in reports if asked and {batch.batch_size for batch in each.batches} == asked}
-    return {key: entry for key, entry in saved.items() if key[0] not in narrowed or key[1] in asked}
+    narrowed = {each.name for each in reports if given and {batch.batch_size for batch in each.batches} == given}
+    return {key: entry for key, entry in saved.items() if key[0] not in narrowed or key[1] in given}
 
 
 def _lies_below(file: str, paths: Iterable[str]) -> bool:
@@ -193,7 +197,7 @@ def _shown(path: Path, root: Path) -> str:
     return path.relative_to(root).as_posix() if path.is_relative_to(root) else path.as_posix()
 
 
-def _write_document(path: Path, reports: Sequence[GraphReport], settings: Settings, said: _SummaryLines) -> None:
+def _write_document(path: Path, reports: Sequence[GraphReport], settings: Settings, summary: _SummaryLines) -> None:
     """Write ``--cudagraph-json`` whole or not at all, also when an interrupt comes."""
     device = next(iter(_devices(reports)), None)
     text = report.json_text(report.document(reports, device, settings))
@@ -204,9 +208,11 @@ def _write_document(path: Path, reports: Sequence[GraphReport], settings: Settin
         temporary.replace(path)
     except OSError as error:
         shown = settings.json
-        said.problems.append(f"--cudagraph-json: {shown} could not be written: {error.strerror}; nothing was changed")
+        summary.problems.append(
+            f"--cudagraph-json: {shown} could not be written: {error.strerror}; nothing was changed"
+        )
     finally:
-        # Where it could not be written at all, it cannot be removed either.
+        # It may not exist.
         with contextlib.suppress(OSError):
             temporary.unlink()
 

@@ -1,4 +1,4 @@
-"""What is called stale at the end of a run: only what none of its tests can be the owner of."""
+"""Which entries are stale at the end of a run: only those that no test of the project can measure."""
 
 from __future__ import annotations
 
@@ -47,20 +47,20 @@ def test_what_a_run_of_all_did_not_cover_is_stale(stale):
 NODE_IDS = {name for name in NAMES if "::" in name}
 
 
-@pytest.mark.parametrize("silent", ["tests/test_b.py::test_new", "tests/test_a.py::test_new"])
-def test_a_test_that_told_nothing_may_have_any_name_of_its_own(stale, silent):
-    assert stale(silent=frozenset({silent})) == NODE_IDS
+@pytest.mark.parametrize("not_passed", ["tests/test_b.py::test_new", "tests/test_a.py::test_new"])
+def test_a_test_that_told_nothing_may_have_any_name_of_its_own(stale, not_passed):
+    assert stale(not_passed=frozenset({not_passed})) == NODE_IDS
 
 
 def test_a_test_that_told_nothing_may_have_the_node_ids_that_its_file_names(stale, tmp_path):
     (tmp_path / "tests" / "test_a.py").write_text("name='tests/test_gone.py::test_old'", encoding="utf-8")
-    silent = frozenset({"tests/test_a.py::test_new"})
-    assert stale(silent=silent) == NODE_IDS - {"tests/test_gone.py::test_old"}
+    not_passed = frozenset({"tests/test_a.py::test_new"})
+    assert stale(not_passed=not_passed) == NODE_IDS - {"tests/test_gone.py::test_old"}
 
 
 def test_a_test_that_told_nothing_has_its_own_node_id(stale):
-    silent = frozenset({"tests/test_a.py::test_old"})
-    assert stale(silent=silent) == NODE_IDS - {"tests/test_a.py::test_old"}
+    not_passed = frozenset({"tests/test_a.py::test_old"})
+    assert stale(not_passed=not_passed) == NODE_IDS - {"tests/test_a.py::test_old"}
 
 
 def test_a_folder_with_all_that_is_saved_tells_of_node_ids(stale):

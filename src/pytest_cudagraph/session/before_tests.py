@@ -16,21 +16,21 @@ if TYPE_CHECKING:
     from pytest_cudagraph.pipeline import DeviceContext
 
 _FINE = 0.05
-"""Only gates below this can be finer than the noise of a machine worth measuring on; for others nothing is measured."""
+"""A larger gate cannot be finer than the noise of a usable machine. Nothing is measured for it."""
 
 _NAMED = 5
 """Tests named in one warning."""
 
 
 class _Gate(NamedTuple):
-    """What tests ask for, and the time they have to tell it."""
+    """A gate of some tests and their time budget."""
 
     max_slowdown: float
     budget_s: float
 
 
 def warn_of_fine_gates(config: pytest.Config, items: Iterable[pytest.Item]) -> None:
-    """Warn of each ``max_slowdown`` below what a comparison of equals can tell here, with the number."""
+    """Warn of each ``max_slowdown`` that is smaller than this machine can detect, with the number."""
     settings = config.stash[SETTINGS]
     gates: dict[str, dict[_Gate, list[str]]] = {}
     for item in items:
@@ -47,7 +47,7 @@ def warn_of_fine_gates(config: pytest.Config, items: Iterable[pytest.Item]) -> N
 
 
 def _warn(tests: dict[_Gate, list[str]], device_context: DeviceContext, budget_s: float) -> None:
-    """Measured once, for the budget of the settings; what other budgets hold follows from it."""
+    """The noise is measured once, with the time budget of the settings. Other budgets follow from it."""
     from pytest_cudagraph.errors import FineGateWarning
     from pytest_cudagraph.pipeline.noise_floor import TOLERANCE_RATIO, noise_floors
     from pytest_cudagraph.units import percent_text
@@ -57,9 +57,9 @@ def _warn(tests: dict[_Gate, list[str]], device_context: DeviceContext, budget_s
     if math.isinf(floor.noise_ratio):
         itself = "too few calls were measured for more"
     for gate, nodeids in tests.items():
-        told = TOLERANCE_RATIO + floor.detectable_within(gate.budget_s)
-        if gate.max_slowdown < told:
-            seen = f"regressions from {percent_text(told)} on" if math.isfinite(told) else "nothing"
+        detectable = TOLERANCE_RATIO + floor.detectable_within(gate.budget_s)
+        if gate.max_slowdown < detectable:
+            seen = f"regressions from {percent_text(detectable)} on" if math.isfinite(detectable) else "nothing"
             text = (
                 f"max_slowdown={gate.max_slowdown:g} is finer than what this machine can tell: {seen} within "
                 f"{gate.budget_s:g} s ({itself}); asked for by {_listed(nodeids)}; "
@@ -74,7 +74,7 @@ def _listed(nodeids: list[str]) -> str:
 
 
 def compare(session: pytest.Session) -> None:
-    """Measure the selected tests at the other revision and in the working tree; ends the run where that cannot be."""
+    """Measure the selected tests at the other revision and in the working tree. An error there ends the run."""
     config, settings = session.config, session.config.stash[SETTINGS]
     if settings.base is None or not config.stash[OURS] or session.testsfailed:
         return

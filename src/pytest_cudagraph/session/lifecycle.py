@@ -40,7 +40,7 @@ _IDLE = tuple(f"--cudagraph-{name}" for name in ("base", "update", "suggest", "j
 
 
 def begin(config: pytest.Config) -> None:
-    """Read the settings and make the one home of state."""
+    """Read the settings and create the state of the session."""
     stash, worker = config.stash, getattr(config, "workerinput", {})
     stash[SETTINGS] = read_settings(config, workers=worker.get("workercount", 0))
     stash[DEVICE_CONTEXTS], stash[OUTCOMES], stash[OWNERS] = {}, [], {}
@@ -55,7 +55,7 @@ def begin(config: pytest.Config) -> None:
 
 
 def _is_narrowed(config: pytest.Config) -> bool:
-    """Whether the command line leaves tests out without a word to us."""
+    """Whether an option of pytest leaves tests out without calling a hook."""
     flags = ("ignore", "ignore_glob", "lf")
     given = any(config.getoption(flag, None) for flag in flags)
     return given or any("::" in argument for argument in config.args)
@@ -72,8 +72,8 @@ def check_machine(config: pytest.Config) -> None:
 
 
 def select(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Parse every mark, so that a mistake ends the run before it starts; keep ours only under ``--cudagraph-only``."""
-    with _told_by_the_controller(config, items):
+    """Parse every mark before the first test, so that an error ends the run. Apply ``--cudagraph-only``."""
+    with _usage_error_to_controller(config, items):
         for item in filter(concerns_plugin, items):
             marks_of(item)
     if config.stash[SETTINGS].only:
@@ -85,10 +85,10 @@ def select(config: pytest.Config, items: list[pytest.Item]) -> None:
 
 
 @contextmanager
-def _told_by_the_controller(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
-    """In an xdist worker a usage error would end the process, and nobody would read it: there it is sent on.
+def _usage_error_to_controller(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
+    """In an xdist worker, send a usage error to the controller. There nobody would read it, and the process would end.
 
-    The worker then has nothing to run. In any other process a usage error stays one.
+    The worker then has nothing to run. In any other process the usage error is raised.
     """
     try:
         yield
@@ -100,28 +100,28 @@ def _told_by_the_controller(config: pytest.Config, items: list[pytest.Item]) -> 
 
 
 def note_deselected(items: Sequence[pytest.Item]) -> None:
-    """Remember that tests of ours were left out: their saved entries are not stale."""
+    """Remember that tests with this plugin's fixtures were deselected: their entries are not stale."""
     if any(uses_plugin(item) for item in items):
         items[0].config.stash[DESELECTED] = True
 
 
 def note_collected(collector: pytest.Collector, report: pytest.CollectReport) -> None:
-    """Remember that a file was skipped or broken: its tests are there, and nobody saw them."""
+    """Remember that a file was skipped or not collected: its tests exist and did not run."""
     if not report.passed:
         collector.config.stash[DESELECTED] = True
 
 
 def open_devices(session: pytest.Session) -> None:
-    """Open every device that a selected test asks for, so that a missing one is a usage error and no failure."""
+    """Open every device of the selected tests. A missing device is a usage error, not a failed test."""
     config = session.config
     settings = config.stash[SETTINGS]
-    # pytest comes here also when collecting ended in an error, whose text a second one would cover.
+    # pytest calls this also after a collection error. A second error would hide its text.
     if not settings.enabled or config.option.collectonly or not config.stash.get(SELECTED, False):
         return
     config.stash[COLLECTED].update(item.nodeid for item in session.items)
     ours = [item for item in session.items if uses_plugin(item)]
     config.stash[OURS].update(item.nodeid for item in ours)
-    with _told_by_the_controller(config, session.items):
+    with _usage_error_to_controller(config, session.items):
         _open_all(config, ours)
 
 
@@ -155,7 +155,7 @@ def _open_or_refuse(config: pytest.Config, option: str) -> None:
 def header(config: pytest.Config) -> list[str]:
     """One line for each opened device; nothing when no test uses the plugin.
 
-    Without ``--cudagraph``, a line on flags that were given and ask for what does not happen then.
+    Without ``--cudagraph``, one line that names the given options without effect.
     """
     if not config.stash[SETTINGS].enabled:
         idle = [flag for flag in _IDLE if config.getoption(flag) is not None]
@@ -172,15 +172,15 @@ def header(config: pytest.Config) -> list[str]:
 
 
 def begin_test(item: pytest.Item) -> None:
-    """Forget what an earlier attempt at the same test has shown: of a test run again the last attempt counts."""
+    """Drop the results of an earlier attempt: of a test that runs again the last attempt counts."""
     if worker_results.forget(item.config, item.nodeid):
         item.user_properties[:] = [each for each in item.user_properties if not each[0].startswith("cudagraph")]
 
 
 def note_result(item: pytest.Item, report: pytest.TestReport) -> None:
-    """Remember which tests passed as a whole: only what they showed may be recorded."""
+    """Remember which tests passed in all their phases: only their results may be recorded."""
     passed = item.config.stash[PASSED]
-    # A subtest reports as its test does, and a test whose subtest failed reports that it passed.
+    # A subtest has its test's node id, and a test with a failed subtest reports that it passed.
     item.stash[BROKEN] = report.failed or (report.when != "setup" and item.stash.get(BROKEN, False))
     if report.when == "setup" or item.stash[BROKEN]:
         passed.discard(item.nodeid)
@@ -189,24 +189,24 @@ def note_result(item: pytest.Item, report: pytest.TestReport) -> None:
 
 
 def end(session: pytest.Session, exitstatus: int) -> None:
-    """Write what may be written; a worker hands its share to the controller."""
+    """Write the files and make the summary. An xdist worker sends its results to the controller instead."""
     config = session.config
     stash = config.stash
     if hasattr(config, "workerinput"):
         worker_results.send(config)
-    elif _has_something_to_say(config):
+    elif _has_summary(config):
         from pytest_cudagraph.summary import end_run
 
         outcomes = stash[OUTCOMES]
-        ending = stash[RUN_SUMMARY] = end_run(outcomes, _collected(session, exitstatus), stash[SETTINGS])
-        if ending.failed and session.exitstatus == pytest.ExitCode.OK:
+        summary = stash[RUN_SUMMARY] = end_run(outcomes, _collected(session, exitstatus), stash[SETTINGS])
+        if summary.failed and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
         if not config.pluginmanager.has_plugin("terminalreporter"):
-            sys.stderr.write("".join(f"{line}\n" for line in ending.problems))
+            sys.stderr.write("".join(f"{line}\n" for line in summary.problems))
 
 
-def _has_something_to_say(config: pytest.Config) -> bool:
-    """A document that was asked for is written also where no test of ours ran: the last run's would pass for it."""
+def _has_summary(config: pytest.Config) -> bool:
+    """A JSON document is written even if no test used the plugin: the file of an earlier run would be misleading."""
     stash, settings = config.stash, config.stash[SETTINGS]
     wanted = bool(stash[OUTCOMES]) or bool(stash[DEVICE_CONTEXTS]) or settings.json is not None
     return settings.enabled and not config.option.collectonly and wanted
@@ -222,12 +222,12 @@ def _collected(session: pytest.Session, exitstatus: int) -> CollectedTests:
     paths = tuple(_from_root(config, argument) for argument in config.args)
     return CollectedTests(
         passed=frozenset(passed),
-        silent=frozenset(ours - passed),
+        not_passed=frozenset(ours - passed),
         files=frozenset(nodeid.partition("::")[0] for nodeid in seen),
         finished=finished,
-        # Where every xdist worker died, none has told what there was to run.
+        # Without any collected test, every xdist worker died.
         complete=finished and not stopped and bool(seen) and not stash[DESELECTED],
-        asked_sizes=frozenset(stash[SETTINGS].batch_sizes if _asks_for_sizes(config) else ()),
+        given_sizes=frozenset(stash[SETTINGS].batch_sizes if _asks_for_sizes(config) else ()),
         paths=paths,
         whole="." in paths or _testpaths(config) <= set(paths),
         folder=config.invocation_params.dir,
@@ -239,9 +239,9 @@ def _asks_for_sizes(config: pytest.Config) -> bool:
 
 
 def _testpaths(config: pytest.Config) -> set[str]:
-    """What the project's own configuration runs, relative to the root directory; all of that where it names nothing."""
+    """The project's ``testpaths``, relative to the root directory. Without them the root directory itself."""
     root = config.rootpath
-    # As pytest expands them; a Path refuses some of what it takes (".", absolute ones).
+    # As pytest expands them. Path.glob refuses some patterns that pytest allows (".", absolute ones).
     found = [path for each in config.getini("testpaths") for path in glob(each, root_dir=root, recursive=True)]  # noqa: PTH207
     return {Path(os.path.normpath(path)).as_posix() for path in found} or {"."}
 
@@ -253,11 +253,11 @@ def _from_root(config: pytest.Config, argument: str) -> str:
 
 def summarise(reporter: pytest.TerminalReporter) -> None:
     """The table, the counts, what was written; nothing when no test used the plugin."""
-    ending = reporter.config.stash.get(RUN_SUMMARY, None)
-    if ending is None or not (ending.lines or ending.problems):
+    summary = reporter.config.stash.get(RUN_SUMMARY, None)
+    if summary is None or not (summary.lines or summary.problems):
         return
     reporter.section("cudagraph")
-    for line in ending.lines:
+    for line in summary.lines:
         reporter.line(line)
-    for line in ending.problems:
+    for line in summary.problems:
         reporter.line(line, red=True)

@@ -1,4 +1,4 @@
-"""The one home for state: typed keys into ``config.stash`` and ``item.stash``."""
+"""The state of a session: typed keys of ``config.stash`` and ``item.stash``. No other state exists."""
 
 from __future__ import annotations
 
@@ -16,36 +16,36 @@ if TYPE_CHECKING:
 
 SETTINGS: pytest.StashKey[Settings] = pytest.StashKey()
 DEVICE_CONTEXTS: pytest.StashKey[dict[str, DeviceContext]] = pytest.StashKey()
-"""Opened devices by the option that asked for them."""
+"""Opened devices by the value of the device option."""
 BASE: pytest.StashKey[AgainstBase] = pytest.StashKey()
-"""What ``--cudagraph-base`` has found before the first test; absent without it."""
+"""What ``--cudagraph-base`` measured before the first test. Absent without it."""
 OUTCOMES: pytest.StashKey[list[GraphReport]] = pytest.StashKey()
 PASSED: pytest.StashKey[set[str]] = pytest.StashKey()
-"""Node ids of tests that passed as a whole; only what they showed may be recorded."""
+"""Node ids of tests that passed in all their phases. Only their results may be recorded."""
 BROKEN: pytest.StashKey[bool] = pytest.StashKey()
-"""On the item: whether a part of the run that is under way has failed; a rerun begins anew."""
+"""On the item: whether a phase of the current attempt failed."""
 COLLECTED: pytest.StashKey[set[str]] = pytest.StashKey()
-"""Node ids of all tests of this run, and of those of ours alone under :data:`OURS`."""
+"""Node ids of all tests of this run. :data:`OURS` has those with this plugin's fixtures."""
 OURS: pytest.StashKey[set[str]] = pytest.StashKey()
 SELECTED: pytest.StashKey[bool] = pytest.StashKey()
-"""Whether the tests to run are known; absent where collecting them ended in an error."""
+"""Whether the tests to run are known. Absent after a collection error."""
 DESELECTED: pytest.StashKey[bool] = pytest.StashKey()
-"""Whether the run left tests out; then a saved entry without a test says nothing."""
+"""Whether the run left tests out. Then no entry is stale."""
 RUN_SUMMARY: pytest.StashKey[RunSummary] = pytest.StashKey()
 MARKS: pytest.StashKey[MarkSettings] = pytest.StashKey()
-"""On the item: its marks, parsed at collection; :func:`marks_of` reads them."""
+"""On the item: its marks, parsed at collection. Read them with :func:`marks_of`."""
 MISTAKE: pytest.StashKey[str] = pytest.StashKey()
-"""In an xdist worker: the usage error that the controller is to end the run with; absent without one."""
+"""In an xdist worker: the usage error that the controller raises. Absent without one."""
 CALL_LOCK: pytest.StashKey[Any] = pytest.StashKey()
-"""A re-entrant lock, held by the thread that tells a story."""
+"""A re-entrant lock, held by the thread that uses a fixture."""
 OWNERS: pytest.StashKey[dict[tuple[str, str, int], str]] = pytest.StashKey()
-"""Which test's are the entries of a device, a name and a batch size."""
+"""The test that measures an entry, by device, name and batch size."""
 
 
 def marks_of(item: pytest.Item) -> MarkSettings:
-    """A test's marks; read only now where another plugin made the test after all others' were read.
+    """A test's marks. They are parsed here for a test that another plugin created after the collection.
 
-    Raises :class:`pytest.UsageError` for marks that cannot be.
+    Raises :class:`pytest.UsageError` for invalid marks.
     """
     if MARKS not in item.stash:
         from pytest_cudagraph.settings.marks import read_marks

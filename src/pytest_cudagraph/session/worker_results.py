@@ -1,4 +1,4 @@
-"""What an xdist worker has seen, on its way to the controller; and what a test run again takes back."""
+"""Send the results of an xdist worker to the controller, and drop those of a test that runs again."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SETS = {PASSED: "passed", COLLECTED: "collected", OURS: "ours"}
 
 
 def forget(config: pytest.Config, nodeid: str) -> bool:
-    """Drop what was kept of a test; says whether there was anything."""
+    """Drop the reports of a test. Returns whether there were any."""
     outcomes = config.stash[OUTCOMES]
     kept = [report for report in outcomes if report.nodeid != nodeid]
     is_shorter = len(kept) < len(outcomes)
@@ -22,26 +22,26 @@ def forget(config: pytest.Config, nodeid: str) -> bool:
 
 
 def pack(config: pytest.Config, report: pytest.TestReport, data: dict[str, Any]) -> None:
-    """In an xdist worker: what a test has shown travels with its own report, for a later test may end the process."""
+    """In an xdist worker, send results with the test's own report, because a later test may end the process."""
     ours = getattr(report, "nodeid", None) in config.stash[OURS]
     when = getattr(report, "when", None) if ours and hasattr(config, "workerinput") else None
     if when == "setup":
         data[_WORKER_KEY] = {"outcomes": [], "begun": report.nodeid}
     elif when in ("call", "teardown"):
-        # Only after its teardown has a test passed as a whole.
+        # A test has passed only after its teardown.
         has_passed = when == "teardown" and report.nodeid in config.stash[PASSED]
         data[_WORKER_KEY] = {"outcomes": _take_outcomes(config), "passed": [report.nodeid] * has_passed}
 
 
 def unpack(report: Any) -> None:
-    """In the controller: take over what came with a test's report, which is then as if nothing had."""
+    """In the controller, take the results out of a test's report."""
     sent = vars(report).pop(_WORKER_KEY, None)
     if sent:
         _take_over(report.node.config, sent)
 
 
 def receive(node: Any) -> None:
-    """Take over what an xdist worker has seen as a whole; one that died has nothing to say."""
+    """Take what an xdist worker sent at its end. One that died sent nothing."""
     sent = getattr(node, "workeroutput", {}).get(_WORKER_KEY)
     if sent:
         _take_over(node.config, sent)
@@ -70,7 +70,7 @@ def _take_outcomes(config: pytest.Config) -> list[dict[str, Any]]:
 
 
 def send(config: Any) -> None:
-    """Hand the worker's share as a whole to the controller."""
+    """Send the rest of the worker's results to the controller."""
     stash = config.stash
     config.workeroutput[_WORKER_KEY] = {
         "outcomes": _take_outcomes(config),
