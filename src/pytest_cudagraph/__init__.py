@@ -1,7 +1,6 @@
 """CUDA graph performance regressions as ordinary pytest failures.
 
-What a test or serving code imports comes from here; each name is loaded when it is first used, so that importing the
-package (which every pytest run does) costs nothing.
+The public names. Each is loaded at its first use, because every pytest run imports the package.
 """
 
 from __future__ import annotations
@@ -124,7 +123,7 @@ _HOMES = {
     "GraphReport": "values",
     "Verdict": "values",
 }
-"""Where a name lives; an error's home is ``errors``."""
+"""The module of each name; errors are in ``errors``."""
 
 
 def __getattr__(name: str) -> Any:

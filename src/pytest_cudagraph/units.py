@@ -1,4 +1,4 @@
-"""Nanoseconds, bytes and ratios, to words. The only place where a unit is converted for a reader."""
+"""Nanoseconds, bytes and ratios as text. Only this module converts units for a reader."""
 
 from __future__ import annotations
 

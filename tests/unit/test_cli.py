@@ -60,8 +60,8 @@ def folder(workplace):
 def test_every_help_ends_with_the_exit_codes(said, command):
     code, out, _ = said(*command, "--help")
     told = (
-        "exit codes: 0 fine; 1 a regression (compare) or a machine unfit to judge speed (doctor); "
-        "2 something cannot be told (compare --strict); 4 a mistake of use, or a file that cannot be read"
+        "exit codes: 0 success; 1 a regression (compare), or a machine unfit to judge speed (doctor); "
+        "2 an entry could not be judged (compare --strict); 4 a usage error, such as an unreadable file"
     )
     assert (code, " ".join(out.split()).endswith(told)) == (0, True)
 

@@ -109,14 +109,14 @@ def test_an_unfit_machine_is_told_each_reason_and_what_to_change(said, machine, 
 def test_what_is_shown_is_what_makes_a_machine_unfit(said, machine, detectable_ratio, told, expected):
     machine.measured(floors=[floor(detectable_ratio=detectable_ratio)])
     code, out, _ = said()
-    assert (code, told in out, "unfit: smallest regression" in out) == (expected, True, expected == 1)
+    assert (code, told in out, "unfit: smallest detectable regression" in out) == (expected, True, expected == 1)
 
 
 def test_too_few_calls_for_a_floor_make_a_machine_unfit(said, machine):
     machine.measured(floors=[floor(noise_ratio=math.inf, detectable_ratio=math.inf)])
     code, out, _ = said()
     assert code == 1
-    assert "unfit: smallest regression seen of calls of 20.0 µs: too few calls;" in out
+    assert "unfit: smallest detectable regression of calls of 20.0 µs: too few calls;" in out
 
 
 @pytest.mark.parametrize("budget", ["0", "-1", "inf", "nan", "soon", "1e300", "86401"])

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pytest_cudagraph import values
-from pytest_cudagraph.cli import _parser
+from pytest_cudagraph.cli import make_parser
 
 ROOT = Path(__file__).parents[2]
 REPORTS = (ROOT / "docs" / "reports.md").read_text(encoding="utf-8")
@@ -48,7 +48,7 @@ def test_every_verdict_is_named():
 
 
 def test_every_command_and_option_is_described():
-    assert {word for word in _words(_parser()) if word not in COMMAND} == set()
+    assert {word for word in _words(make_parser()) if word not in COMMAND} == set()
 
 
 def _keys(found):

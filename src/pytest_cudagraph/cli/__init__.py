@@ -1,5 +1,5 @@
 """The command ``pytest-cudagraph``."""
 
-from pytest_cudagraph.cli.command import _parser, main
+from pytest_cudagraph.cli.command import main, make_parser
 
-__all__ = ["_parser", "main"]
+__all__ = ["main", "make_parser"]

@@ -21,7 +21,7 @@ _SHOWN = ("batch", "eager", "compiled", "replay", "speedup", "kernels", "saved")
 
 
 def add_commands(parser: argparse.ArgumentParser) -> None:
-    """Hang ``list``, ``show`` and ``prune`` below ``baseline``."""
+    """Add ``list``, ``show`` and ``prune``."""
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     command = commands.add_parser("list", help="the baseline files of a folder")
     command.add_argument("folder", type=Path, nargs="?", default=_FOLDER, metavar="DIR", help=f"default: {_FOLDER}")
@@ -31,7 +31,7 @@ def add_commands(parser: argparse.ArgumentParser) -> None:
     command.set_defaults(run=_show)
     command = commands.add_parser("prune", help="remove entries by the names of their tests")
     command.add_argument("folder", type=Path, nargs="?", default=_FOLDER, metavar="DIR", help=f"default: {_FOLDER}")
-    command.add_argument("--name", nargs="+", required=True, metavar="GLOB", help="* and ? stand for anything")
+    command.add_argument("--name", nargs="+", required=True, metavar="GLOB", help="* and ? are wildcards")
     command.set_defaults(run=_prune)
 
 
@@ -79,7 +79,7 @@ def _prune(arguments: argparse.Namespace) -> CommandOutput:
     lines = []
     files = {path: entries_of(path) for path in baseline_files(arguments.folder)}
     names = {name for entries in files.values() for name, _ in entries}
-    # The name of an entry is that name, whatever stars are in it.
+    # An exact name means that entry, even if it contains a star.
     plain = names.intersection(arguments.name)
     globs = [glob for glob in arguments.name if glob not in plain]
     for path, entries in files.items():
@@ -90,5 +90,5 @@ def _prune(arguments: argparse.Namespace) -> CommandOutput:
 
 
 def _matches(name: str, globs: Sequence[str]) -> bool:
-    # Brackets belong to the names of parametrised tests here, and never mean a set of characters.
+    # Brackets are part of the names of parametrised tests, and never a set of characters.
     return any(fnmatchcase(name, glob.replace("[", "[[]")) for glob in globs)

@@ -1,4 +1,4 @@
-"""``pytest-cudagraph``: what can be asked outside of a test run."""
+"""The command ``pytest-cudagraph``, with its subcommands ``explain`` and ``report``."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ _SUFFIX = ".md"
 
 def add_command(parser: argparse.ArgumentParser) -> None:
     """The arguments of ``explain``."""
-    parser.add_argument("ids", nargs="*", metavar="ID", help="the id of a hazard; without one, all of them")
+    parser.add_argument(
+        "ids", nargs="*", metavar="ID", help="the id of a hazard; without an id, all hazards are listed"
+    )
     parser.set_defaults(run=_explain)
 
 
@@ -52,7 +54,7 @@ def _unknown(id_: str, known: list[str]) -> str:
 
 
 def _listed(pages: dict[str, str]) -> list[str]:
-    """Two lines an id; the third line of each page says ``Loud: what it is`` or ``Silent: what it is``."""
+    """Two lines per id, from the third line of its page, such as ``Silent: the call writes to its own input``."""
     lines = []
     for id_, page in pages.items():
         kind, _, what = page.splitlines()[2].partition(": ")
@@ -61,7 +63,7 @@ def _listed(pages: dict[str, str]) -> list[str]:
 
 
 def _pages() -> dict[str, str]:
-    """Every page by its id. Raises :class:`~pytest_cudagraph.errors.CudagraphError` where none was installed."""
+    """Every page by its id. Raises :class:`~pytest_cudagraph.errors.CudagraphError` if the pages are missing."""
     found = {each.name: each for each in _folder().iterdir() if each.name.endswith(_SUFFIX)}
     found.pop(_INDEX, None)
     return {name.removesuffix(_SUFFIX): found[name].read_text(encoding="utf-8") for name in sorted(found)}
@@ -71,7 +73,7 @@ def _folder() -> Traversable:
     installed = resources.files(__package__).joinpath("hazards")
     if installed.is_dir():
         return installed
-    # A source tree, or an editable install of one: the wheel is where docs/hazards becomes part of the package.
+    # In a source tree and its editable install, the pages are in docs. Only a wheel contains them.
     source = Path(__file__).resolve().parents[3] / "docs" / "hazards"
     if source.is_dir():
         return source
@@ -79,54 +81,55 @@ def _folder() -> Traversable:
 
 
 _EXIT_CODES = (
-    "exit codes: 0 fine; 1 a regression (compare) or a machine unfit to judge speed (doctor); "
-    "2 something cannot be told (compare --strict); 4 a mistake of use, or a file that cannot be read"
+    "exit codes: 0 success; 1 a regression (compare), or a machine unfit to judge speed (doctor); "
+    "2 an entry could not be judged (compare --strict); 4 a usage error, such as an unreadable file"
 )
 
 
 class _Parser(argparse.ArgumentParser):
-    """Also of every subcommand: each ends its help with the exit codes."""
+    """The parser of the command and of every subcommand; each help ends with the exit codes."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(epilog=_EXIT_CODES, **kwargs)
 
     def error(self, message: str) -> NoReturn:
-        # argparse ends with 2, which here means inconclusive.
+        # argparse exits with 2, which here means inconclusive.
         self.exit(USAGE, f"{self.prog}: {message}\n{self.format_usage()}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return the exit code; mistakes in the command line itself raise ``SystemExit(4)``."""
-    arguments = _parser().parse_args(argv)
+    """Run one command and return its exit code; a wrong command line raises ``SystemExit(4)``."""
+    arguments = make_parser().parse_args(argv)
     try:
-        answer: CommandOutput = arguments.run(arguments)
+        output: CommandOutput = arguments.run(arguments)
     except CudagraphError as exc:
         print(f"pytest-cudagraph: {exc}", file=sys.stderr)
         return USAGE
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # A terminal without "µ" is a reason for a "?", not for a traceback.
+        # A terminal without "µ" shows a "?" instead.
         sys.stdout.reconfigure(errors="replace")
     try:
-        for line in answer.lines:
+        for line in output.lines:
             print(line)
         sys.stdout.flush()
     except BrokenPipeError:
-        # Whoever reads has seen enough (``| head``); what Python would still flush at exit goes nowhere.
+        # The reader has stopped (``| head``). Python must not flush to it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return answer.exit_code
+    return output.exit_code
 
 
-def _parser() -> _Parser:
+def make_parser() -> argparse.ArgumentParser:
+    """The parser of the whole command line."""
     parser = _Parser(prog="pytest-cudagraph", description="Baselines, reports and the state of this machine.")
     parser.add_argument("--version", action="version", version=f"pytest-cudagraph {doctor.version('pytest-cudagraph')}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     baselines.add_commands(commands.add_parser("baseline", help="list, show and prune baseline files"))
     compare_files.add_command(commands.add_parser("compare", help="compare two baseline files"))
-    add_command(commands.add_parser("explain", help="what a hazard is, and how it is mended"))
+    add_command(commands.add_parser("explain", help="explain a hazard and its fix"))
     command = commands.add_parser("report", help="show the table of a --cudagraph-json document")
     command.add_argument("file", type=Path, metavar="FILE.json")
     command.set_defaults(run=_report)
-    doctor.add_command(commands.add_parser("doctor", help="this machine: its device, its health, its noise floor"))
+    doctor.add_command(commands.add_parser("doctor", help="test whether this machine can judge speed"))
     return parser
 
 

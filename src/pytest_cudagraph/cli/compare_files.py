@@ -1,4 +1,4 @@
-"""``pytest-cudagraph compare``: two baseline files side by side, with an exit code for CI."""
+"""``pytest-cudagraph compare``: compares two baseline files, with an exit code for CI."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ _COMPARED = ("batch", "old", "new", "change", "eager change", "kernels")
 
 def add_command(parser: argparse.ArgumentParser) -> None:
     """The arguments of ``compare``."""
-    parser.add_argument("old", type=Path, metavar="A", help="the baseline file as it was")
-    parser.add_argument("new", type=Path, metavar="B", help="the one that is held against it")
+    parser.add_argument("old", type=Path, metavar="A", help="the old baseline file")
+    parser.add_argument("new", type=Path, metavar="B", help="the new baseline file")
     parser.add_argument(
         "--fail-on",
         choices=("slower", "kernels", "any"),
         default="slower",
-        help="exit with 1 where a replay is slower (default), has more kernels, or either",
+        help="exit with 1 if a replay is slower (default), has more kernels, or either",
     )
     parser.add_argument(
         "--max-slowdown",
         type=_fraction,
         default=0.10,
         metavar="F",
-        help="what is not slower yet (default: 0.10, 10 %%)",
+        help="the allowed slowdown of a replay (default: 0.10, 10 %%)",
     )
-    parser.add_argument("--strict", action="store_true", help="exit with 2 where something cannot be told")
+    parser.add_argument("--strict", action="store_true", help="exit with 2 if an entry could not be judged")
     parser.set_defaults(run=_compare)
 
 
@@ -94,7 +94,7 @@ def _kernels(change: record.EntryChange) -> str:
 
 
 def _kernel_lines(change: record.EntryChange) -> list[str]:
-    """``+16 `aten.mul`, -1 `aten.silu```: what changed inside, where something did."""
+    """``+16 `aten.mul`, -1 `aten.silu```: the changed kernel counts; no line without a change."""
     if change.old is None or change.new is None:
         return []
     before, after = Counter(change.old.kernel_names), Counter(change.new.kernel_names)
@@ -104,7 +104,7 @@ def _kernel_lines(change: record.EntryChange) -> list[str]:
 
 
 def _why_uncertain(change: record.EntryChange, max_slowdown: float) -> list[str]:
-    """What the gate itself would say: the bound is the same."""
+    """The reason in the words of the gate, which has the same bound."""
     if change.comparison != "uncertain" or change.old is None or change.new is None:
         return []
     found = baseline.change(change.old, baseline.history(change.new)[-1])

@@ -1,4 +1,4 @@
-"""``pytest-cudagraph doctor``: what this machine is, how it is, and how small a regression can be seen on it."""
+"""``pytest-cudagraph doctor``: the machine, its health, and the smallest regression it can detect."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 _DEFAULT_BUDGET_S = 10.0
 
 _UNFIT_DETECTABLE = 0.05
-"""Where only more than this can be seen, tolerance included, a gate at the usual 5 to 10 % decides nothing."""
+"""Limit of the smallest detectable regression with tolerance. Above it, usual gates of 5 to 10 % do not decide."""
 
 _UNFIT_BIAS = 0.02
-"""A callable that seems this much faster than itself: the clock or the scheduler favours one turn."""
+"""Limit of the measured difference between equal calls. Above it, clock or scheduler favour one of them."""
 
 _COLUMNS = tuple(report.Column(title=title) for title in ("call", "noise", "against itself", "smallest regression"))
 
@@ -39,7 +39,7 @@ def add_command(command: argparse.ArgumentParser) -> None:
         type=_seconds,
         default=_DEFAULT_BUDGET_S,
         metavar="S",
-        help="as --cudagraph-time-budget: what the smallest regression is told for",
+        help="as --cudagraph-time-budget: the smallest regression is that of this budget",
     )
     command.set_defaults(run=examine)
 
@@ -52,9 +52,9 @@ def _seconds(text: str) -> float:
 
 
 def examine(arguments: argparse.Namespace) -> CommandOutput:
-    """Versions, device, health and noise floor; exit code 1 where the machine is unfit to judge speed.
+    """Versions, device, health and noise floor; exit code 1 if the machine is unfit to judge speed.
 
-    Raises :class:`~pytest_cudagraph.errors.CudagraphError` without torch, or for a device that is not there.
+    Raises :class:`~pytest_cudagraph.errors.CudagraphError` without torch, or for a missing device.
     """
     device_lines = _device_lines(arguments.device)
     card, floors = _measured(arguments.device, arguments.time_budget)
@@ -66,9 +66,9 @@ def examine(arguments: argparse.Namespace) -> CommandOutput:
         f"nvml: {_nvml()}",
         f"load: {_load_text()}",
         *card.lines(),
-        f"noise floor: the same call against itself; smallest regression told within {arguments.time_budget:g} s",
+        f"noise floor: the same call against itself; smallest regression detectable within {arguments.time_budget:g} s",
         *report.grid(_COLUMNS, [_row(floor) for floor in floors]),
-        *(unfit or ["fit: no reason found against judging speed here"]),
+        *(unfit or ["fit: nothing found that prevents judging speed"]),
     ]
     return CommandOutput(lines=lines, exit_code=REGRESSION if unfit else FINE)
 
@@ -108,7 +108,7 @@ def _row(floor: NoiseFloor) -> list[str]:
 
 
 def _smallest_regression_ratio(floor: NoiseFloor) -> float:
-    """As it is shown, in tenths of a percent, so that what is judged is what is read."""
+    """Rounded to tenths of a percent, like the displayed value that it is compared with."""
     from pytest_cudagraph.pipeline.noise_floor import TOLERANCE_RATIO
 
     return round(TOLERANCE_RATIO + floor.detectable_ratio, 3)
@@ -120,25 +120,25 @@ def _percent(ratio: float) -> str:
 
 def _unfit(card: PerfCard, floors: Sequence[NoiseFloor]) -> Iterator[str]:
     if card.disturbance:
-        yield f"unfit: {card.disturbance}; end what else uses the GPU, or raise its power limit and cool it"
+        yield f"unfit: {card.disturbance}; stop other work on the GPU, or raise its power limit and improve its cooling"
     for floor in floors:
         call = f"calls of {latency_text(floor.call_ns)}"
         bias = abs(floor.apparent.estimate - 1.0)
         if bias > _UNFIT_BIAS:
-            yield f"unfit: {call} seem {percent_text(bias)} faster or slower than themselves; {_QUIET}"
+            yield f"unfit: equal {call} differ by {percent_text(bias)}; {_QUIET}"
         if _smallest_regression_ratio(floor) > _UNFIT_DETECTABLE:
             seen = _row(floor)[-1]
-            yield f"unfit: smallest regression seen of {call}: {seen}; {_QUIET}, or give a larger --time-budget"
+            yield f"unfit: smallest detectable regression of {call}: {seen}; {_QUIET}, or use a larger --time-budget"
 
 
-_QUIET = "a quieter machine is needed: end other work, pin the job to cores of its own"
+_QUIET = "stop other work, or pin the job to its own cores"
 
 
 def _unfit_host() -> Iterator[str]:
-    """Load that no measuring of ours has made: asked before, it is that of the last minute."""
+    """The load of the last minute, read before the measurement."""
     load, cpus = _load()
     if load > cpus:
-        yield f"unfit: load {load:.1f} on {plural(cpus, 'CPU')}: others wait for the same cores; end other work"
+        yield f"unfit: load {load:.1f} on {plural(cpus, 'CPU')}: more processes than cores; stop other work"
 
 
 def _nvml() -> str:
@@ -170,7 +170,7 @@ def _load_text() -> str:
 
 
 def version(distribution: str) -> str:
-    """The installed version of a distribution, or that there is none; nothing is imported."""
+    """The version of an installed distribution, without importing it."""
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""What a command says, how the process ends, and the files that commands read."""
+"""The output of a command, its exit code, and the baseline files that commands read."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ class CommandOutput:
 
 
 def baseline_files(folder: Path) -> list[Path]:
-    """The baseline files of a folder. Raises :class:`~pytest_cudagraph.errors.CudagraphError` where it is none."""
+    """The baseline files of a folder. Raises :class:`~pytest_cudagraph.errors.CudagraphError` if it is no folder."""
     if not folder.is_dir():
         raise CudagraphError(f"{folder} is not a folder")
     return sorted(path for path in folder.glob("*.json") if path.is_file())
 
 
 def entries_of(path: Path) -> dict[baseline.Key, SavedBatch]:
-    """A file's entries. Raises :class:`~pytest_cudagraph.errors.BaselineError`, also where there is no file."""
+    """The entries of a file. Raises :class:`~pytest_cudagraph.errors.BaselineError`, also for a missing file."""
     if not path.exists():
         raise BaselineError(f"{path}: no such file")
     return dict(baseline.read(path).entries)
 
 
 def kernels_text(kernels: int | None) -> str:
-    """A count, or ``-`` where the backend could not count."""
+    """The count, or ``-`` if the backend could not count."""
     return "-" if kernels is None else str(kernels)
