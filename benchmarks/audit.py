@@ -115,7 +115,7 @@ def main() -> int:
     for name, make in models():
         model, args, kwargs = make()
         size = next(iter((*args, *kwargs.values()))).shape[0]
-        examples = batch_examples(args, kwargs, [size, 2 * size])
+        examples = batch_examples(Example(args=args, kwargs=kwargs), [size, 2 * size])
         eager_ms, audit_ms, first_ms = measured(model.eval(), [examples[size], examples[2 * size]], rounds)
         allowed_ms = LIMIT_CALLS * eager_ms + LIMIT_MS
         is_judged = make is two_hundred_operations

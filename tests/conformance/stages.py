@@ -100,7 +100,7 @@ def _built(case, backend, sizes):
     with torch.random.fork_rng(devices=[]), torch.device(backend.device):
         torch.default_generator.manual_seed(SEED)
         model, args, kwargs = case.build()
-    return model, inputs.batch_examples(args, kwargs, sizes)
+    return model, inputs.batch_examples(inputs.Example(args=args, kwargs=kwargs), sizes)
 
 
 def is_marked(site):

@@ -13,7 +13,11 @@ from pytest_cudagraph.inputs import Example
 
 
 def sized(args, kwargs=None, sizes=(1, 2, 5), batch_dim=0):
-    return inputs.batch_examples(args, kwargs or {}, sizes, batch_dim)
+    return inputs.batch_examples(Example(args=args, kwargs=kwargs or {}), sizes, batch_dim)
+
+
+def example_of(*args, **kwargs):
+    return Example(args=args, kwargs=kwargs)
 
 
 def shapes(example):
@@ -39,8 +43,8 @@ def test_every_tensor_of_the_example_batch_size_is_resized_and_no_other():
 
 
 def test_the_first_tensor_as_written_gives_the_batch_size():
-    assert inputs.example_batch_size((), {"x": torch.ones(4, 2), "a": torch.ones(9, 2)}) == 4
-    assert inputs.example_batch_size((torch.ones(3, 2), torch.ones(4)), {}, (None, 0)) == 4
+    assert inputs.example_batch_size(example_of(x=torch.ones(4, 2), a=torch.ones(9, 2))) == 4
+    assert inputs.example_batch_size(example_of(torch.ones(3, 2), torch.ones(4)), (None, 0)) == 4
 
 
 @pytest.mark.parametrize(
@@ -281,10 +285,6 @@ def test_inputs_made_in_inference_mode_serve_too():
 
 
 # --- inputs that an example seldom holds ---
-
-
-def example_of(*args, **kwargs):
-    return Example(args=args, kwargs=kwargs)
 
 
 def adversaries_of(example, dims, seed=1):

@@ -20,12 +20,12 @@ _TAKES = (
 )
 
 
-def batch_dims(batch_dim: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int | None]:
+def batch_dims(example: Example, batch_dim: Any) -> list[int | None]:
     """The batch dimension of each leaf of ``(args, kwargs)``, in the order of :func:`pytree.flatten`.
 
     Raises :class:`InputError` for a tree that does not match the arguments.
     """
-    _, structure = pytree.flatten((args, kwargs))
+    _, structure = pytree.flatten((example.args, example.kwargs))
     of_args, of_kwargs = structure.children
     if batch_dim is None or _is_int(batch_dim):
         return _matched(batch_dim, structure, "batch_dim")
@@ -103,14 +103,12 @@ class _Batched(NamedTuple):
     size: int
 
 
-def example_batch_size(args: tuple[Any, ...], kwargs: dict[str, Any], batch_dim: Any = 0) -> int:
+def example_batch_size(example: Example, batch_dim: Any = 0) -> int:
     """The batch size of the first tensor that has a batch dimension. Raises :class:`InputError` if none has."""
-    return _batched(args, kwargs, batch_dim).size
+    return _batched(example, batch_dim).size
 
 
-def batch_examples(
-    args: tuple[Any, ...], kwargs: dict[str, Any], batch_sizes: Sequence[int], batch_dim: Any = 0
-) -> dict[int, Example]:
+def batch_examples(example: Example, batch_sizes: Sequence[int], batch_dim: Any = 0) -> dict[int, Example]:
     """One example for each batch size. Tensors with the example's batch size are repeated or cut, others are shared.
 
     ``batch_dim`` is an int for all tensors, or a tree of ints and None for ``args``, for ``kwargs`` (a dict), or
@@ -118,20 +116,20 @@ def batch_examples(
     Raises :class:`InputError` for inputs, sizes and trees that cannot be used.
     """
     check_sizes(batch_sizes)
-    check_leaves(args, kwargs)
-    batched = _batched(args, kwargs, batch_dim)
-    check_one_device(args, kwargs)
+    check_leaves(example)
+    batched = _batched(example, batch_dim)
+    check_one_device(example)
     return {size: _at_size(batched, size) for size in batch_sizes}
 
 
-def batched_dims(args: tuple[Any, ...], kwargs: dict[str, Any], batch_dim: Any = 0) -> list[int | None]:
+def batched_dims(example: Example, batch_dim: Any = 0) -> list[int | None]:
     """The dimension in which each leaf of ``(args, kwargs)`` is resized. None for leaves that are not resized."""
-    return _batched(args, kwargs, batch_dim).dims
+    return _batched(example, batch_dim).dims
 
 
-def resizing(args: tuple[Any, ...], kwargs: dict[str, Any], batch_dim: Any = 0) -> Resizing:
+def resizing(example: Example, batch_dim: Any = 0) -> Resizing:
     """The tensors that :func:`batch_examples` resizes, by name: ``args[0]``, ``kwargs['mask']``."""
-    batched = _batched(args, kwargs, batch_dim)
+    batched = _batched(example, batch_dim)
     named = zip(pytree.paths(batched.structure), batched.dims, strict=True)
     return Resizing(size=batched.size, names=tuple(argument_name(path) for path, dim in named if dim is not None))
 
@@ -152,9 +150,9 @@ def check_sizes(batch_sizes: Any) -> None:
             raise InputError(f"{takes}, found {size} more than once in {list(batch_sizes)}")
 
 
-def _batched(args: tuple[Any, ...], kwargs: dict[str, Any], batch_dim: Any) -> _Batched:
-    values, structure = pytree.flatten((args, kwargs))
-    dims = batch_dims(batch_dim, args, kwargs)
+def _batched(example: Example, batch_dim: Any) -> _Batched:
+    values, structure = pytree.flatten((example.args, example.kwargs))
+    dims = batch_dims(example, batch_dim)
     size = _first_size(values, structure, dims)
     kept = [dim if _has_size(value, dim, size) else None for value, dim in zip(values, dims, strict=True)]
     return _Batched(values=values, structure=structure, dims=kept, size=size)

@@ -20,9 +20,9 @@ class Example:
     kwargs: dict[str, Any]
 
 
-def named_tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, torch.Tensor]:
+def named_tensors(example: Example) -> dict[str, torch.Tensor]:
     """Every tensor by its name in error messages: ``args[0]``, ``kwargs['mask']``."""
-    named = pytree.named_leaves((args, kwargs))
+    named = pytree.named_leaves((example.args, example.kwargs))
     return {argument_name(path): leaf for path, leaf in named if isinstance(leaf, torch.Tensor)}
 
 
@@ -31,8 +31,8 @@ def changed_tensors(before: Example, after: Example) -> tuple[str, ...]:
 
     Removed items are not listed, since a model may remove items of a dict argument.
     """
-    now = named_tensors(after.args, after.kwargs)
-    then = named_tensors(before.args, before.kwargs)
+    now = named_tensors(after)
+    then = named_tensors(before)
     return tuple(name for name, tensor in then.items() if name in now and not pytree.same_bits(tensor, now[name]))
 
 
@@ -41,9 +41,9 @@ def argument_name(path: str) -> str:
     return ("args" if path.startswith("[0]") else "kwargs") + path[len("[0]") :]
 
 
-def check_leaves(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def check_leaves(example: Example) -> None:
     """Raise :class:`InputError` for leaves that one call uses up, and for tensors that are not strided."""
-    for path, leaf in pytree.named_leaves((args, kwargs)):
+    for path, leaf in pytree.named_leaves((example.args, example.kwargs)):
         name = argument_name(path)
         if pytree.is_exhaustible(leaf):
             raise InputError(
@@ -62,15 +62,15 @@ def check_leaves(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
 def check_device(example: Example, device: str | torch.device) -> None:
     """Raise :class:`InputError` naming the first tensor that is not on ``device``."""
     wanted = torch.device(device)
-    for name, tensor in named_tensors(example.args, example.kwargs).items():
+    for name, tensor in named_tensors(example).items():
         found = tensor.device
         if found.type != wanted.type or wanted.index not in (None, found.index):
             raise InputError(f"{name} is on {found}, but this run uses {wanted}: pass it as .to({str(wanted)!r})")
 
 
-def check_one_device(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def check_one_device(example: Example) -> None:
     """Raise :class:`InputError` if the tensors are on several devices."""
-    tensors = named_tensors(args, kwargs)
+    tensors = named_tensors(example)
     first_name, first = next(iter(tensors.items()))
     for name, tensor in tensors.items():
         if tensor.device != first.device:

@@ -13,6 +13,7 @@ from pytest_cudagraph import inputs, pytree, sources, state
 from pytest_cudagraph.backends.buffers import check_output
 from pytest_cudagraph.errors import EagerFailed, InputError
 from pytest_cudagraph.inputs import Example
+from pytest_cudagraph.inputs.example import map_example
 from pytest_cudagraph.protocols import Backend, Model
 from pytest_cudagraph.settings.case import Case, ModelCall
 from pytest_cudagraph.values import GraphReport
@@ -34,14 +35,14 @@ def prepare_model(call: ModelCall, case: Case, backend: Backend) -> PreparedMode
     is not changed. Raises :class:`~pytest_cudagraph.errors.InputError`.
     """
     _check_call(call)
-    target, model, args, kwargs = backend.device, call.model, call.args, dict(call.kwargs)
-    if _all_on_cpu(model, args, kwargs) and torch.device(target).type != "cpu" and isinstance(model, torch.nn.Module):
+    target, model, given = backend.device, call.model, Example(args=call.args, kwargs=dict(call.kwargs))
+    if _all_on_cpu(model, given) and torch.device(target).type != "cpu" and isinstance(model, torch.nn.Module):
         model = copy.deepcopy(model).to(target)
-        args, kwargs = pytree.map_tensors(lambda tensor: tensor.to(target), (args, kwargs))
-    examples = inputs.batch_examples(args, kwargs, case.batch_sizes, call.batch_dim)
+        given = map_example(given, lambda tensor: tensor.to(target))
+    examples = inputs.batch_examples(given, case.batch_sizes, call.batch_dim)
     for example in examples.values():
         inputs.check_device(example, target)
-    return PreparedModel(eager=model, examples=examples, resizing=inputs.resizing(args, kwargs, call.batch_dim))
+    return PreparedModel(eager=model, examples=examples, resizing=inputs.resizing(given, call.batch_dim))
 
 
 def _check_call(call: ModelCall) -> None:
@@ -58,18 +59,18 @@ def _check_call(call: ModelCall) -> None:
         raise InputError(f"kwargs takes a mapping of argument names to values; found {found}")
 
 
-def _all_on_cpu(model: Model, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+def _all_on_cpu(model: Model, given: Example) -> bool:
     held = [tensor for module in state.modules_of(model) for tensor in (*module.parameters(), *module.buffers())]
-    return all(tensor.device.type == "cpu" for tensor in (*held, *pytree.tensors_in((args, dict(kwargs)))))
+    return all(tensor.device.type == "cpu" for tensor in (*held, *pytree.tensors_in((given.args, given.kwargs))))
 
 
 def run_once(call: ModelCall, case: Case) -> GraphReport:
     """Call the model once per batch size on its own device, and judge nothing: a run without ``--cudagraph``."""
     __tracebackhide__ = True
     _check_call(call)
-    args, kwargs = call.args, dict(call.kwargs)
-    examples = inputs.batch_examples(args, kwargs, case.batch_sizes, call.batch_dim)
-    resizing = inputs.resizing(args, kwargs, call.batch_dim)
+    given = Example(args=call.args, kwargs=dict(call.kwargs))
+    examples = inputs.batch_examples(given, case.batch_sizes, call.batch_dim)
+    resizing = inputs.resizing(given, call.batch_dim)
     with torch.inference_mode():
         for batch_size, example in examples.items():
             _call_example(call.model, batch_size, example, resizing)

@@ -129,7 +129,8 @@ class CompiledModel:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
-        return self.for_batch(inputs.example_batch_size(args, kwargs, self._batch_dim))(*args, **kwargs)
+        batch_size = inputs.example_batch_size(inputs.Example(args=args, kwargs=kwargs), self._batch_dim)
+        return self.for_batch(batch_size)(*args, **kwargs)
 
 
 class Graphs(Mapping[int, Callable[..., Any]]):

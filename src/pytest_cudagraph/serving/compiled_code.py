@@ -112,7 +112,7 @@ def compile_and_check(
     Raises what :func:`~pytest_cudagraph.compile.compile_model` raises, and what the check raises.
     """
     example, request = setup.request.example, setup.request
-    sized = inputs.batch_examples(example.args, example.kwargs, options.batch_sizes, request.batch_dim)
+    sized = inputs.batch_examples(example, options.batch_sizes, request.batch_dim)
     examples = {}
     for size, each in sized.items():
         if error := setup.eager_error(each):

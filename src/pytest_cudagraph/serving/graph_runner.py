@@ -236,5 +236,5 @@ def _check_options(model: Model, kwargs: Any, capture: str, flags: Mapping[str, 
 
 def _checked_sizes(example: Example, batch_sizes: Sequence[int], batch_dim: Any) -> tuple[int, ...]:
     """The batch sizes, ascending. Resizes the example to each, so that no later capture fails at that."""
-    inputs.batch_examples(example.args, example.kwargs, batch_sizes, batch_dim)
+    inputs.batch_examples(example, batch_sizes, batch_dim)
     return tuple(sorted(batch_sizes))

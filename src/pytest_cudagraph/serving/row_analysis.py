@@ -37,7 +37,7 @@ class RunnerSetup:
 
     def example_at(self, rows: int) -> Example:
         """A copy of the example with this number of rows."""
-        made = inputs.batch_examples(self.example.args, self.example.kwargs, (rows,), self.batch_dim)
+        made = inputs.batch_examples(self.example, (rows,), self.batch_dim)
         return inputs.clone(made[rows])
 
 
@@ -68,7 +68,7 @@ def written_arguments(setup: RunnerSetup, undo: Undo, rows: int) -> tuple[str, .
     with torch.inference_mode(False):  # inference tensors have no version counter
         given = inputs.clone(example)
     before = pytree.named_leaves((given.args, given.kwargs))
-    tensors = inputs.named_tensors(given.args, given.kwargs)
+    tensors = inputs.named_tensors(given)
     versions = {name: tensor._version for name, tensor in tensors.items()}
     _Calls(setup, undo).without_copy(given)
     changed = inputs.changed_tensors(example, given)
@@ -173,7 +173,7 @@ def _state_changed_by_padding(calls: _Calls, trials: Iterable[tuple[Example, Exa
 def _padded(setup: RunnerSetup, shorter: Example, rows: int) -> Example:
     """``shorter``, padded to ``rows`` like a call."""
     values, structure = pytree.flatten((shorter.args, shorter.kwargs))
-    dims = inputs.batched_dims(setup.example.args, setup.example.kwargs, setup.batch_dim)
+    dims = inputs.batched_dims(setup.example, setup.batch_dim)
     wide = [
         value if dim is None else padded(value, dim % value.ndim, rows) for value, dim in zip(values, dims, strict=True)
     ]
@@ -184,7 +184,7 @@ def _padded(setup: RunnerSetup, shorter: Example, rows: int) -> Example:
 def _mixed(setup: RunnerSetup, rows: int, kept: int) -> Example:
     """The first ``kept`` rows of the example, and new rows after them."""
     wider = inputs.fresh(setup.example_at(rows), _SEED)
-    dims = inputs.batched_dims(setup.example.args, setup.example.kwargs, setup.batch_dim)
+    dims = inputs.batched_dims(setup.example, setup.batch_dim)
     return inputs.beside(setup.example_at(kept), wider, dims)
 
 

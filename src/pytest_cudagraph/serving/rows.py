@@ -118,7 +118,7 @@ class CallForm:
 
     def __init__(self, example: Example, batch_dim: Any) -> None:
         values, self._structure = flatten((example.args, example.kwargs))
-        dims = batched_dims(example.args, example.kwargs, batch_dim)
+        dims = batched_dims(example, batch_dim)
         self._slots = [
             _Slot(at, None if dim is None else dim % value.ndim, value.shape, value.dtype, value.device)
             for at, (value, dim) in enumerate(zip(values, dims, strict=True))

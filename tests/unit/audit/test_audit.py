@@ -83,7 +83,7 @@ NOTED = [case for case in QUICK if case.expected.notes and not case.expected.aud
 def audit_of(case):
     with case.around():
         model, args, kwargs = case.build()
-        examples = batch_examples(args, kwargs, (2, 4))
+        examples = batch_examples(Example(args=args, kwargs=kwargs), (2, 4))
         return audit(model, examples[2], HostBackend(), examples[4])
 
 

@@ -38,7 +38,7 @@ class Normed(nn.Module):
 def check_compiled(mode, folder):
     torch.manual_seed(0)
     model, backend = Normed().eval(), open_backend("cpu")
-    examples = inputs.batch_examples((torch.randn(1, 8),), {}, SIZES)
+    examples = inputs.batch_examples(inputs.Example(args=(torch.randn(1, 8),), kwargs={}), SIZES)
     with compile_model(model, examples, mode, backend, cache_dir=folder) as compiled, backend.pool() as pool:
         captures = capture_batches(compiled.call_for, examples, pool, model=model, backend=backend)
         return check_replays(

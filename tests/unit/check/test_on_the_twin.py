@@ -18,7 +18,7 @@ SIZES = (1, 2, 4)
 def check_model(model, *args, **kwargs):
     """The story of capture and check; the verdict by batch size."""
     backend = open_backend("cpu")
-    examples = inputs.batch_examples(args, kwargs, SIZES)
+    examples = inputs.batch_examples(inputs.Example(args=args, kwargs=kwargs), SIZES)
     with backend.pool() as pool:
         captures = capture_batches(lambda _: model, examples, pool, model=model, backend=backend)
         assert captures.refused is None
@@ -152,7 +152,7 @@ def test_a_norm_over_the_batch_is_noted_on_the_twin():
 def test_weights_replaced_after_capture_are_caught():
     model = nn.Linear(4, 3).eval()
     backend = open_backend("cpu")
-    examples = inputs.batch_examples((torch.randn(1, 4),), {}, SIZES)
+    examples = inputs.batch_examples(inputs.Example(args=(torch.randn(1, 4),), kwargs={}), SIZES)
     with backend.pool() as pool:
         captures = capture_batches(lambda _: model, examples, pool, model=model, backend=backend)
         kept = model.weight.detach()  # somebody else may hold the old weights; the twin refuses dead ones
