@@ -98,30 +98,19 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Arms": "measure",
-    "Bounds": "measure",
-    "PerfCounterClock": "measure",
-    "measure_arms": "measure",
-    "EvidenceRule": "stats",
-    "judge_speedup": "gate",
-    "Judgement": "values",
-    "MeasuredBatch": "values",
-    "Timing": "values",
-    "compile_model": "compile",
-    "CompilerStatistics": "serving.statistics",
-    "InferenceResult": "serving.statistics",
-    "IntegratedAOTCompiler": "serving.drop_in",
-    "ModelStatistics": "serving.statistics",
-    "OptimizedModel": "serving.drop_in",
-    "create_integrated_compiler": "serving.drop_in",
-    "PerfCard": "monitor",
-    "PerfMonitor": "monitor",
-    "GraphRunner": "serving.graph_runner",
-    "RunnerStatistics": "serving.statistics",
-    "BatchReport": "values",
-    "Finding": "values",
-    "GraphReport": "values",
-    "Verdict": "values",
+    name: home
+    for home, names in {
+        "compile": "compile_model",
+        "gate": "judge_speedup",
+        "measure": "Arms Bounds PerfCounterClock measure_arms",
+        "monitor": "PerfCard PerfMonitor",
+        "serving.drop_in": "IntegratedAOTCompiler OptimizedModel create_integrated_compiler",
+        "serving.graph_runner": "GraphRunner",
+        "serving.statistics": "CompilerStatistics InferenceResult ModelStatistics RunnerStatistics",
+        "stats": "EvidenceRule",
+        "values": "BatchReport Finding GraphReport Judgement MeasuredBatch Timing Verdict",
+    }.items()
+    for name in names.split()
 }
 """The module of each name; errors are in ``errors``."""
 

@@ -1,21 +1,28 @@
-"""``pytest-cudagraph baseline``: list, show and prune baseline files."""
+"""``pytest-cudagraph baseline`` and ``compare``: list, show, prune and compare baseline files."""
 
 from __future__ import annotations
 
 import argparse
+import textwrap
+from collections import Counter
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from pytest_cudagraph import baseline, report
-from pytest_cudagraph.cli.output import CommandOutput, baseline_files, entries_of, kernels_text
+from pytest_cudagraph import baseline, gate, record, report
+from pytest_cudagraph.cli.output import FINE, INCONCLUSIVE, REGRESSION, CommandOutput
+from pytest_cudagraph.errors import BaselineError, CudagraphError
 from pytest_cudagraph.report import Column
-from pytest_cudagraph.units import factor_text, latency_text
-from pytest_cudagraph.values import SavedBatch
+from pytest_cudagraph.report.columns import MAX_WIDTH
+from pytest_cudagraph.settings.parsing import fraction
+from pytest_cudagraph.units import factor_text, latency_text, percent_text
+from pytest_cudagraph.values import Latency, SavedBatch
 
 _FOLDER = Path(".cudagraph")
 
 _LISTED = ("file", "device", "tests", "entries", "saved")
+
+_COMPARED = ("batch", "old", "new", "change", "eager change", "kernels")
 
 _SHOWN = ("batch", "eager", "compiled", "replay", "speedup", "kernels", "saved")
 
@@ -36,7 +43,7 @@ def add_commands(parser: argparse.ArgumentParser) -> None:
 
 
 def _list(arguments: argparse.Namespace) -> CommandOutput:
-    files = baseline_files(arguments.folder)
+    files = _baseline_files(arguments.folder)
     if not files:
         return CommandOutput(lines=[f"no baseline in {arguments.folder}"])
     columns = [Column(title=title, right=title in ("tests", "entries")) for title in _LISTED]
@@ -44,7 +51,7 @@ def _list(arguments: argparse.Namespace) -> CommandOutput:
 
 
 def _listed(path: Path) -> list[str]:
-    entries = entries_of(path)
+    entries = _entries_of(path)
     devices = sorted({entry.device.name for entry in entries.values()})
     tests = len({name for name, _ in entries})
     newest = max(entry.saved_at for entry in entries.values())
@@ -55,7 +62,7 @@ def _show(arguments: argparse.Namespace) -> CommandOutput:
     path = Path(arguments.file)
     if not path.is_file() and path.name == arguments.file:
         path = _FOLDER / f"{arguments.file.removesuffix('.json')}.json"
-    entries = entries_of(path)
+    entries = _entries_of(path)
     columns = [Column(title="test", right=False), *(Column(title=title) for title in _SHOWN)]
     devices = sorted({report.device_text(entry.device) for entry in entries.values()})
     rows = [_shown(entries[key]) for key in sorted(entries)]
@@ -70,14 +77,14 @@ def _shown(entry: SavedBatch) -> list[str]:
         latency_text(entry.compiled.median_ns) if entry.compiled else "-",
         latency_text(entry.replay.median_ns),
         factor_text(entry.speedup.estimate),
-        kernels_text(entry.kernels),
+        _kernels_text(entry.kernels),
         entry.saved_at[:10],
     ]
 
 
 def _prune(arguments: argparse.Namespace) -> CommandOutput:
     lines = []
-    files = {path: entries_of(path) for path in baseline_files(arguments.folder)}
+    files = {path: _entries_of(path) for path in _baseline_files(arguments.folder)}
     names = {name for entries in files.values() for name, _ in entries}
     # An exact name means that entry, even if it contains a star.
     plain = names.intersection(arguments.name)
@@ -92,3 +99,126 @@ def _prune(arguments: argparse.Namespace) -> CommandOutput:
 def _matches(name: str, globs: Sequence[str]) -> bool:
     # Brackets are part of the names of parametrised tests, and never a set of characters.
     return any(fnmatchcase(name, glob.replace("[", "[[]")) for glob in globs)
+
+
+def add_compare(parser: argparse.ArgumentParser) -> None:
+    """The arguments of ``compare``."""
+    parser.add_argument("old", type=Path, metavar="A", help="the old baseline file")
+    parser.add_argument("new", type=Path, metavar="B", help="the new baseline file")
+    parser.add_argument(
+        "--fail-on",
+        choices=("slower", "kernels", "any"),
+        default="slower",
+        help="exit with 1 if a replay is slower (default), has more kernels, or either",
+    )
+    parser.add_argument(
+        "--max-slowdown",
+        type=_fraction,
+        default=0.10,
+        metavar="F",
+        help="the allowed slowdown of a replay (default: 0.10, 10 %%)",
+    )
+    parser.add_argument("--strict", action="store_true", help="exit with 2 if an entry could not be judged")
+    parser.set_defaults(run=_compare)
+
+
+def _fraction(text: str) -> float:
+    try:
+        return fraction()(text)
+    except ValueError as allowed:
+        raise argparse.ArgumentTypeError(f"{text} is not {allowed}") from None
+
+
+def _compare(arguments: argparse.Namespace) -> CommandOutput:
+    old, new = _entries_of(arguments.old), _entries_of(arguments.new)
+    changes = record.compare(old, new, max_slowdown=arguments.max_slowdown)
+    columns = [Column(title="test", right=False), *(Column(title=title) for title in _COMPARED)]
+    title, *rows = report.grid([*columns, Column(title="verdict", right=False)], [_compared(each) for each in changes])
+    lines = [f"{arguments.old} -> {arguments.new}", title]
+    for change, row in zip(changes, rows, strict=True):
+        lines += [row, *_kernel_lines(change), *_why_uncertain(change, arguments.max_slowdown)]
+    counted = Counter(_verdict(change) for change in changes)
+    words = [f"{count} {word}" for word, count in sorted(counted.items())]
+    others = sum(bool(_kernel_lines(change)) for change in changes)
+    lines.append(", ".join([*words, f"{others} with other kernels"] if others else words))
+    return CommandOutput(lines=lines, exit_code=_exit_code(changes, arguments.fail_on, strict=arguments.strict))
+
+
+def _compared(change: record.EntryChange) -> list[str]:
+    old, new = change.old, change.new
+    sides = (old, new) if old and new and change.comparison != "not-comparable" else None
+    return [
+        change.name,
+        str(change.batch_size),
+        latency_text(old.replay.median_ns) if old else "-",
+        latency_text(new.replay.median_ns) if new else "-",
+        _moved(*(side.replay for side in sides)) if sides else "-",
+        _moved(*(side.eager for side in sides)) if sides else "-",
+        _kernels(change),
+        _verdict(change),
+    ]
+
+
+def _moved(old: Latency, new: Latency) -> str:
+    text = percent_text(new.median_ns / old.median_ns - 1)
+    return text if text.startswith("-") else f"+{text}"
+
+
+def _verdict(change: record.EntryChange) -> str:
+    return change.comparison.replace("-", " ")
+
+
+def _kernels(change: record.EntryChange) -> str:
+    if change.added_kernels and change.old and change.new:
+        return f"{change.old.kernels} -> {change.new.kernels}"
+    present = change.new or change.old
+    return _kernels_text(present.kernels if present else None)
+
+
+def _kernel_lines(change: record.EntryChange) -> list[str]:
+    """``+16 `aten.mul`, -1 `aten.silu```: the changed kernel counts; no line without a change."""
+    if change.old is None or change.new is None:
+        return []
+    before, after = Counter(change.old.kernel_names), Counter(change.new.kernel_names)
+    moved = [(name, after[name] - before[name]) for name in sorted({*before, *after})]
+    words = [f"{count:+d} `{name}`" for name, count in moved if count]
+    return [f"  {', '.join(words)}"] if words else []
+
+
+def _why_uncertain(change: record.EntryChange, max_slowdown: float) -> list[str]:
+    """The reason in the words of the gate, which has the same bound."""
+    if change.comparison != "uncertain" or change.old is None or change.new is None:
+        return []
+    found = baseline.change(change.old, baseline.history(change.new)[-1])
+    interval = f"{gate.change_interval_text(found)}, {percent_text(max_slowdown)} is allowed"
+    return textwrap.wrap(
+        f"{interval}; {gate.sessions_text(found)}", MAX_WIDTH, initial_indent="  ", subsequent_indent="    "
+    )
+
+
+def _exit_code(changes: Sequence[record.EntryChange], fail_on: str, *, strict: bool) -> int:
+    slower = any(change.comparison == "slower" for change in changes)
+    kernels = any((change.added_kernels or 0) > 0 for change in changes)
+    if (slower and fail_on in ("slower", "any")) or (kernels and fail_on in ("kernels", "any")):
+        return REGRESSION
+    unclear = any(change.comparison not in ("same", "faster", "slower") for change in changes)
+    return INCONCLUSIVE if strict and unclear else FINE
+
+
+def _baseline_files(folder: Path) -> list[Path]:
+    """The baseline files of a folder. Raises :class:`~pytest_cudagraph.errors.CudagraphError` if it is no folder."""
+    if not folder.is_dir():
+        raise CudagraphError(f"{folder} is not a folder")
+    return sorted(path for path in folder.glob("*.json") if path.is_file())
+
+
+def _entries_of(path: Path) -> dict[baseline.Key, SavedBatch]:
+    """The entries of a file. Raises :class:`~pytest_cudagraph.errors.BaselineError`, also for a missing file."""
+    if not path.exists():
+        raise BaselineError(f"{path}: no such file")
+    return dict(baseline.read(path).entries)
+
+
+def _kernels_text(kernels: int | None) -> str:
+    """The count, or ``-`` if the backend could not count."""
+    return "-" if kernels is None else str(kernels)

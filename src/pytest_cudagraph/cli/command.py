@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from pytest_cudagraph import report
-from pytest_cudagraph.cli import baselines, compare_files, doctor
+from pytest_cudagraph.cli import baselines, doctor
 from pytest_cudagraph.cli.output import USAGE, CommandOutput
 from pytest_cudagraph.errors import CudagraphError
 
@@ -26,8 +26,7 @@ _INDEX = "README.md"
 _SUFFIX = ".md"
 
 
-def add_command(parser: argparse.ArgumentParser) -> None:
-    """The arguments of ``explain``."""
+def _add_explain(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "ids", nargs="*", metavar="ID", help="the id of a hazard; without an id, all hazards are listed"
     )
@@ -124,8 +123,8 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"pytest-cudagraph {doctor.version('pytest-cudagraph')}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     baselines.add_commands(commands.add_parser("baseline", help="list, show and prune baseline files"))
-    compare_files.add_command(commands.add_parser("compare", help="compare two baseline files"))
-    add_command(commands.add_parser("explain", help="explain a hazard and its fix"))
+    baselines.add_compare(commands.add_parser("compare", help="compare two baseline files"))
+    _add_explain(commands.add_parser("explain", help="explain a hazard and its fix"))
     command = commands.add_parser("report", help="show the table of a --cudagraph-json document")
     command.add_argument("file", type=Path, metavar="FILE.json")
     command.set_defaults(run=_report)
