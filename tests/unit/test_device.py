@@ -19,7 +19,7 @@ REASON_BY_NAME = "the CPU was requested: its latencies are judged"
 def machine(monkeypatch):
     """A torch with CUDA, and what it finds on the machine."""
 
-    def set_up(*, available, nvml, warning="", visible=None, first_operation=None):
+    def set_up(*, available, nvml, warning="", visible=None, first_operation=None, gpus=("NVIDIA H200",), uuid=UUID):
         def is_available():
             if warning:
                 warnings.warn(warning, stacklevel=2)
@@ -32,6 +32,10 @@ def machine(monkeypatch):
 
         monkeypatch.setattr(torch.version, "cuda", "12.8")
         monkeypatch.setattr(torch.cuda, "is_available", is_available)
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: len(gpus) - 1)
+        known = {"uuid": uuid} if uuid else {}  # some builds of torch have none
+        properties = [SimpleNamespace(name=name, **known) for name in gpus]
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties[index])
         monkeypatch.setattr(torch, "ones", ones)
         monkeypatch.setitem(sys.modules, "pynvml", nvml)
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -169,12 +173,10 @@ def test_the_cpu_is_described_by_the_hosts_facts():
 @pytest.mark.parametrize(
     ("failing", "driver"), [((), "580.159"), (["nvmlInit"], None), (["nvmlSystemGetDriverVersion"], None)]
 )
-def test_a_gpu_is_described_with_its_driver_where_nvml_tells(machine, monkeypatch, failing, driver):
-    machine(available=True, nvml=FakeNvml(failing=failing))
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(name="NVIDIA H200"))
+def test_a_gpu_is_described_with_its_driver_where_nvml_tells(machine, failing, driver):
+    machine(available=True, nvml=FakeNvml(failing=failing), uuid=None)
     found = describe("cuda")
-    assert (found.name, found.driver, found.cuda) == ("NVIDIA H200", driver, "12.8")
+    assert (found.name, found.driver, found.cuda, found.power_limit_w) == ("NVIDIA H200", driver, "12.8", None)
     assert found.host_cpu == environment.host_cpu_name()
 
 
@@ -182,27 +184,18 @@ def test_a_gpu_is_described_with_its_driver_where_nvml_tells(machine, monkeypatc
     ("of_torch", "of_nvml"),
     [("12ab", "GPU-12ab"), ("12ab", "MIG-12ab"), ("GPU-12ab", "GPU-12ab"), ("MIG-12ab", "MIG-12ab")],
 )
-def test_a_gpu_and_a_slice_of_one_are_found_by_their_uuid(machine, monkeypatch, of_torch, of_nvml):
-    machine(available=True, nvml=FakeNvml(uuid=of_nvml))
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    properties = SimpleNamespace(name="NVIDIA H200", uuid=of_torch)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
+def test_a_gpu_and_a_slice_of_one_are_found_by_their_uuid(machine, of_torch, of_nvml):
+    machine(available=True, nvml=FakeNvml(uuid=of_nvml), uuid=of_torch)
     assert describe("cuda").power_limit_w == 500
 
 
-def test_the_gpu_that_is_described_is_the_current_one(machine, monkeypatch):
-    machine(available=True, nvml=FakeNvml())
-    names = ["NVIDIA T4", "NVIDIA H200"]
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(name=names[index]))
+def test_the_gpu_that_is_described_is_the_current_one(machine):
+    machine(available=True, nvml=FakeNvml(), gpus=["NVIDIA T4", "NVIDIA H200"])
     assert describe("cuda").name == "NVIDIA H200"
 
 
-def test_nvml_that_does_not_shut_down_costs_a_run_nothing(machine, monkeypatch):
+def test_nvml_that_does_not_shut_down_costs_a_run_nothing(machine):
     machine(available=True, nvml=FakeNvml(failing=["nvmlShutdown"]))
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    properties = SimpleNamespace(name="NVIDIA H200", uuid=UUID)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
     found = describe("cuda")
     assert (found.driver, found.power_limit_w) == ("580.159", 500)
     machine(available=False, nvml=FakeNvml(0, failing=["nvmlShutdown"]))
@@ -221,12 +214,9 @@ def test_nvml_that_does_not_shut_down_costs_a_run_nothing(machine, monkeypatch):
         ({"failing": ["nvmlInit"]}, "NVIDIA H200", (None, None, None)),
     ],
 )
-def test_what_decides_a_gpus_speed_is_described(machine, monkeypatch, nvml, name, told):
+def test_what_decides_a_gpus_speed_is_described(machine, nvml, name, told):
     fake = FakeNvml(**nvml)
-    machine(available=True, nvml=fake)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    properties = SimpleNamespace(name=name, uuid=UUID)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
+    machine(available=True, nvml=fake, gpus=[name])
     found = describe("cuda")
     assert (found.mig, found.power_limit_w, found.clocks) == told
     assert fake.open == 0
