@@ -1,4 +1,4 @@
-"""Pause Python's garbage collector."""
+"""Pause Python's garbage collector, or hide living objects from it."""
 
 from __future__ import annotations
 
@@ -17,3 +17,22 @@ def gc_paused() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+@contextmanager
+def heap_frozen() -> Iterator[None]:
+    """Collect garbage, then hide all living objects from the collector until the block ends.
+
+    A collection during a capture may destroy a graph or an event, which CUDA refuses while capturing.
+    """
+    gc.collect()
+    if gc.get_freeze_count():
+        # A server may have frozen its heap before a fork. Unfreezing here would undo that.
+        with gc_paused():
+            yield
+        return
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 import threading
 import warnings
@@ -11,27 +10,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-
-from pytest_cudagraph.gc_pause import gc_paused
-
-
-@contextmanager
-def heap_frozen() -> Iterator[None]:
-    """Collect garbage, then hide all living objects from the collector until the block ends.
-
-    A collection during a capture may destroy a graph or an event, which CUDA refuses while capturing.
-    """
-    gc.collect()
-    if gc.get_freeze_count():
-        # A server may have frozen its heap before a fork. Unfreezing here would undo that.
-        with gc_paused():
-            yield
-        return
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
 
 
 def capture_error_mode() -> str:
@@ -129,17 +107,12 @@ def own_workspaces() -> Iterator[None]:
     Torch 2.12 and later frees them with any released graph, and so do graph trees. An open graph would then write to
     freed memory.
     """
-    clear_workspaces()
+    # Not there in a torch without CUDA.
+    clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)
+    clear()
     try:
         yield
     finally:
-        clear_workspaces()
-
-
-def clear_workspaces() -> None:
-    """Free the workspaces of cuBLAS on this thread; the next multiplication takes new ones."""
-    clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
-    if clear is not None:  # not there in a torch without CUDA
         clear()
 
 
