@@ -1,4 +1,4 @@
-"""docs/hazards: a page for each hazard, whose blocks are run and whose message is that of a real run."""
+"""docs/hazards has a page for each hazard. The tests run its blocks and compare its message with a real run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ IDS = sorted(path.stem for path in FOLDER.glob("*.md") if path.stem != "README")
 MARK = "# <- this line"
 KINDS = ("before", "after", "legal")
 ASIDE = "mutates-state"
-"""The note that stays where the fix is a write in place: replays write too, which is what was wanted."""
+"""The note that stays if the fix is a write in place. Replays repeat that write."""
 
 _BLOCK = re.compile(r"^```(\w+)(?: (\w+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _DEVICE = re.compile(r"cpu: .*, torch \S+")
@@ -46,7 +46,7 @@ WITH_LEGAL = [id_ for id_ in IDS if "legal" in blocks(id_)]
 
 @pytest.fixture
 def stages_of(tmp_path):
-    """Run the product's stages on a block: what they say, and the block's file."""
+    """Run the stages on a block. Gives their results and the file of the block."""
     return functools.partial(_stages, tmp_path)
 
 
@@ -114,7 +114,7 @@ def test_the_model_has_the_hazard_at_the_line_that_is_marked(id_, stages_of):
     findings = [finding for finding in seen.audit.findings if finding.id == id_]
     sites = {finding.site.line for finding in findings if finding.site and finding.site.file == file}
 
-    # What a test would fail with is what the first stage says; the stages after it may name a consequence.
+    # A test fails with the message of the first stage. Later stages may name a consequence.
     assert said_against(seen)[:1] == ([] if "json" in blocks(id_) else [id_])
     assert findings
     assert sites <= marked(code)
@@ -129,7 +129,7 @@ def test_the_fix_leaves_nothing(id_, stages_of):
     assert said_against(seen) == []
     assert seen.notes <= {ASIDE}
     if seen.notes:
-        assert ASIDE in page(id_).partition("## Other shapes")[0], "a note that stays is told beside the fix"
+        assert ASIDE in page(id_).partition("## Other shapes")[0], "the page explains a note that stays"
 
 
 @pytest.mark.parametrize("id_", WITH_LEGAL)
@@ -142,7 +142,7 @@ def test_what_is_called_legal_fails_nowhere(id_, stages_of):
 
 @pytest.fixture(scope="module")
 def real_run(tmp_path_factory):
-    """One run of pytest over the models that have the hazards; gives its message or finding for an id."""
+    """One run of pytest over the models with hazards. Gives its output and its tests by id."""
     folder = tmp_path_factory.mktemp("pages")
     (folder / "conftest.py").write_text("import torch\n\ntorch.set_num_threads(1)\ntorch.manual_seed(0)\n")
     for id_ in IDS:
@@ -175,7 +175,7 @@ def message_of(id_, out, tests):
         shown = finding | {"file": Path(finding["file"]).name} if finding["file"] else finding
         return "json", json.dumps(shown, indent=2)
     section = out.partition(f"\n{name}")[0].rpartition("\n____")[2] if f"\n{name}:" in out else ""
-    # pytest indents the message as deep as the line that raised; the pages do not.
+    # pytest indents the message like the line that raised. The pages do not.
     lines = [f"E{line[5:]}" for line in section.splitlines() if line.startswith("E ")]
     return "text", _DEVICE.sub("cpu: Intel(R) Xeon(R) Processor, torch 2.13.0+cpu", "\n".join(lines))
 
@@ -189,7 +189,7 @@ def test_the_message_leads_to_the_page(id_):
 
 
 def included():
-    """What the wheel takes from outside the package: source folder and folder in the package."""
+    """The folders that the wheel takes from outside the package, and their places in the package."""
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     section = text.partition("[tool.hatch.build.targets.wheel.force-include]")[2].partition("\n[")[0]
     return dict(re.findall(r'^"(.+)" = "(.+)"$', section, re.MULTILINE))
@@ -197,7 +197,7 @@ def included():
 
 @pytest.fixture
 def installed(tmp_path):
-    """The package as a wheel lays it out, in a folder without docs."""
+    """The package in the layout of a wheel, in a folder without docs."""
     skip = shutil.ignore_patterns("__pycache__")
     shutil.copytree(ROOT / "src" / "pytest_cudagraph", tmp_path / "site" / "pytest_cudagraph", ignore=skip)
     for source, target in included().items():

@@ -1,4 +1,4 @@
-"""What a capture refuses, one operation at a time, whole (inference mode) and in parts (no_grad)."""
+"""The operations that a capture refuses, whole (inference mode) and in parts (no_grad)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ IDS = [
 
 
 class Judge(TorchDispatchMode):
-    """Collects what is said of every dispatched operation; numbers made into tensors are known by identity."""
+    """Collects the errors and notes of all operations. It knows tensors made from numbers by identity."""
 
     def __init__(self):
         super().__init__()

@@ -58,7 +58,7 @@ class TraceRecorder:
 
     def run(self, func: Any, types: tuple[type, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one operation and record what it did."""
-        note_subclasses(self.trace, types)
+        _note_subclasses(self.trace, types)
         info = self._operators.of(func)
         if info.is_lift:
             self._remember(args[:1])
@@ -146,7 +146,7 @@ class RuleWatch:
 
     def run(self, func: Any, types: tuple[type, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one operation and judge it."""
-        note_subclasses(self.trace, types)
+        _note_subclasses(self.trace, types)
         info = self._operators.of(func)
         refused = self._rules.judge(info, args, kwargs)
         result = func(*args, **kwargs)
@@ -195,7 +195,7 @@ class TraceMatcher:
         return result
 
 
-def note_subclasses(trace: Trace, types: tuple[type, ...]) -> None:
+def _note_subclasses(trace: Trace, types: tuple[type, ...]) -> None:
     """Note tensors with their own dispatch, because the audit does not see inside them."""
     for kind in types:
         if kind is not torch.Tensor and not issubclass(kind, _TRANSPARENT):

@@ -7,20 +7,24 @@ from typing import Any, TypeAlias
 
 import torch
 
-from pytest_cudagraph.hazards.catalogue import CAPTURE_UNSUPPORTED, FOREIGN_GENERATOR_TEXT, UNPINNED_COPY_TEXT
-from pytest_cudagraph.values import Level
+from pytest_cudagraph.hazards.catalogue import (
+    CAPTURE_UNSUPPORTED,
+    FOREIGN_GENERATOR_TEXT,
+    UNPINNED_COPY_TEXT,
+    RawFinding,
+)
 
 FromHost: TypeAlias = Callable[[torch.Tensor], bool]
 """Tells whether a 0-dim tensor was made from a Python number. CUDA keeps such a number on the host."""
 
-RuleResult: TypeAlias = tuple[str, str, Level]
-"""The id of a hazard, the text of the capture error or of the note, and the level."""
+Rule: TypeAlias = Callable[[tuple[Any, ...], Mapping[str, Any], "FromHost | None"], "RawFinding | None"]
+"""Takes the arguments of an operation. Its finding names no operation and no line."""
 
-Rule: TypeAlias = Callable[[tuple[Any, ...], Mapping[str, Any], "FromHost | None"], "RuleResult | None"]
-
-SYNC: RuleResult = ("host-sync", CAPTURE_UNSUPPORTED.text, "error")
-SHAPE: RuleResult = ("dynamic-shape", CAPTURE_UNSUPPORTED.text, "error")
-COPY: RuleResult = ("host-data", UNPINNED_COPY_TEXT, "error")
+SYNC = RawFinding(id="host-sync", text=CAPTURE_UNSUPPORTED.text)
+SHAPE = RawFinding(id="dynamic-shape", text=CAPTURE_UNSUPPORTED.text)
+COPY = RawFinding(id="host-data", text=UNPINNED_COPY_TEXT)
+_NUMBER = RawFinding(id="host-data", text="a Python number, captured by value", level="note")
+_OTHER_GENERATOR = RawFinding(id="rng", text=FOREIGN_GENERATOR_TEXT)
 
 
 def reader(func: Any, name: str) -> Callable[[tuple[Any, ...], Mapping[str, Any]], Any]:
@@ -37,8 +41,8 @@ def reader(func: Any, name: str) -> Callable[[tuple[Any, ...], Mapping[str, Any]
     return read
 
 
-def always(hazard: str, text: str, level: Level) -> Rule:
-    return lambda args, kwargs, from_host: (hazard, text, level)
+def always(found: RawFinding) -> Rule:
+    return lambda args, kwargs, from_host: found
 
 
 def flag_rule(read: Callable[..., Any]) -> Rule:
@@ -46,11 +50,9 @@ def flag_rule(read: Callable[..., Any]) -> Rule:
 
 
 def generator_rule(read: Callable[..., Any]) -> Rule:
-    def rule(args: tuple[Any, ...], kwargs: Mapping[str, Any], from_host: FromHost | None) -> RuleResult | None:
+    def rule(args: tuple[Any, ...], kwargs: Mapping[str, Any], from_host: FromHost | None) -> RawFinding | None:
         generator = read(args, kwargs)
-        if generator is None or _is_default(generator):
-            return None
-        return ("rng", FOREIGN_GENERATOR_TEXT, "error")
+        return None if generator is None or _is_default(generator) else _OTHER_GENERATOR
 
     return rule
 
@@ -79,15 +81,15 @@ def _open_classes(func: Any) -> list[Rule]:
 
 
 def _condition_only(func: Any) -> list[Rule]:
-    return [always(*SHAPE)] if len(func._schema.arguments) == 1 else []
+    return [always(SHAPE)] if len(func._schema.arguments) == 1 else []
 
 
 def _tensor_sections(func: Any) -> list[Rule]:
-    return [always(*SYNC)] if "tensor_indices" in func.name() else []
+    return [always(SYNC)] if "tensor_indices" in func.name() else []
 
 
 def _tensor_start(func: Any) -> list[Rule]:
-    return [always(*SYNC)] if func.name().endswith(".Tensor") else []
+    return [always(SYNC)] if func.name().endswith(".Tensor") else []
 
 
 def _free_range(func: Any) -> list[Rule]:
@@ -99,7 +101,7 @@ def _free_range(func: Any) -> list[Rule]:
 def _masked_read(func: Any) -> list[Rule]:
     read = reader(func, "indices")
 
-    def rule(args: tuple[Any, ...], kwargs: Mapping[str, Any], from_host: FromHost | None) -> RuleResult | None:
+    def rule(args: tuple[Any, ...], kwargs: Mapping[str, Any], from_host: FromHost | None) -> RawFinding | None:
         indices = read(args, kwargs)
         return SHAPE if _masks(indices) else _sent_along(indices, args[0])
 
@@ -110,7 +112,7 @@ def _masked_write(func: Any) -> list[Rule]:
     indices, values = reader(func, "indices"), reader(func, "values")
     accumulate = reader(func, "accumulate")
 
-    def rule(args: tuple[Any, ...], kwargs: Mapping[str, Any], from_host: FromHost | None) -> RuleResult | None:
+    def rule(args: tuple[Any, ...], kwargs: Mapping[str, Any], from_host: FromHost | None) -> RawFinding | None:
         given = [index for index in indices(args, kwargs) if index is not None]
         value = values(args, kwargs)
         is_number = _is_number(value, args[0], from_host)
@@ -128,7 +130,7 @@ def _number_wanted(func: Any) -> list[Rule]:
         return []
     read = reader(func, "value")
 
-    def rule(args: tuple[Any, ...], kwargs: Mapping[str, Any], from_host: FromHost | None) -> RuleResult | None:
+    def rule(args: tuple[Any, ...], kwargs: Mapping[str, Any], from_host: FromHost | None) -> RawFinding | None:
         return SYNC if _is_number(read(args, kwargs), args[0], from_host) is False else None
 
     return [rule]
@@ -145,7 +147,7 @@ def _is_number(value: torch.Tensor, target: torch.Tensor, from_host: FromHost | 
     return None if from_host is None else from_host(value)
 
 
-def _sent_along(indices: Sequence[torch.Tensor | None], target: torch.Tensor) -> RuleResult | None:
+def _sent_along(indices: Sequence[torch.Tensor | None], target: torch.Tensor) -> RawFinding | None:
     """The operation copies an index from the host to the device. The dispatcher does not show that copy."""
     crossings = (_crossing(index, target.device.type) for index in indices if index is not None)
     return next((crossing for crossing in crossings if crossing is not None), None)
@@ -156,12 +158,12 @@ def _masks(indices: Sequence[torch.Tensor | None]) -> bool:
 
 
 def _lifted(func: Any) -> list[Rule]:
-    def rule(args: tuple[Any, ...], kwargs: Mapping[str, Any], from_host: FromHost | None) -> RuleResult | None:
+    def rule(args: tuple[Any, ...], kwargs: Mapping[str, Any], from_host: FromHost | None) -> RawFinding | None:
         if args[0].numel() == 0:  # nothing to copy
             return None
         # On CUDA any operation takes a 0-dim CPU tensor as a number, and the graph keeps its value.
         on_host = args[0].dim() == 0 and args[0].device.type == "cpu"
-        return ("host-data", "a Python number, captured by value", "note") if on_host else COPY
+        return _NUMBER if on_host else COPY
 
     return [rule]
 
@@ -169,7 +171,7 @@ def _lifted(func: Any) -> list[Rule]:
 def _between_devices(func: Any) -> list[Rule]:
     target = reader(func, "device")
 
-    def rule(args: tuple[Any, ...], kwargs: Mapping[str, Any], from_host: FromHost | None) -> RuleResult | None:
+    def rule(args: tuple[Any, ...], kwargs: Mapping[str, Any], from_host: FromHost | None) -> RawFinding | None:
         to = target(args, kwargs)
         return None if to is None else _crossing(args[0], torch.device(to).type)
 
@@ -180,7 +182,7 @@ def _written_from(func: Any) -> list[Rule]:
     return [lambda args, kwargs, from_host: _crossing(args[1], args[0].device.type)]
 
 
-def _crossing(source: Any, target_type: str) -> RuleResult | None:
+def _crossing(source: Any, target_type: str) -> RawFinding | None:
     source_type = source.device.type
     if source_type == target_type:
         return None

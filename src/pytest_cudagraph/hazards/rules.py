@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from pytest_cudagraph.hazards.argument_rules import (
@@ -75,8 +76,7 @@ def judge(
     for rule in _rules(func):
         found = rule(args, kwargs, from_host)
         if found is not None:
-            hazard, text, level = found
-            return RawFinding(id=hazard, text=text, operation=str(getattr(func, "overloadpacket", func)), level=level)
+            return replace(found, operation=str(getattr(func, "overloadpacket", func)))
     return None
 
 
@@ -90,7 +90,7 @@ def is_judged(func: Any) -> bool:
 def _rules(func: Any) -> tuple[Rule, ...]:
     schema = getattr(func, "_schema", None)
     if schema is None:
-        return (always("unknown-op", "a higher-order operator", "note"),)
+        return (always(_opaque("a higher-order operator")),)
     namespace, _, name = schema.name.partition("::")
     rules = [] if namespace == "aten" else _foreign_rules(func, namespace, schema.name)
     if namespace == "aten":
@@ -108,23 +108,27 @@ def _aten_rules(func: Any, name: str) -> list[Rule]:
     if special is not None:
         return special(func)
     if name in _SYNC_NAMES or _has_tag(func, "data_dependent_output"):
-        return [always(*SYNC)]
+        return [always(SYNC)]
     if name in _SHAPE_NAMES or _has_tag(func, "dynamic_output_shape"):
-        return [always(*SHAPE)]
+        return [always(SHAPE)]
     return [flag_rule(reader(func, "check_errors"))] if name.endswith("_ex") else []
 
 
 def _foreign_rules(func: Any, namespace: str, qualified_name: str) -> list[Rule]:
     if _has_tag(func, "cudagraph_unsafe"):
-        return [always("unknown-op", CAPTURE_UNSUPPORTED.text, "error")]
+        return [always(RawFinding(id="unknown-op", text=CAPTURE_UNSUPPORTED.text))]
     if _has_tag(func, "data_dependent_output"):
-        return [always(*SYNC)]
+        return [always(SYNC)]
     # nms reads its output size from the device, and torchvision does not tag it.
     if _has_tag(func, "dynamic_output_shape") or qualified_name == "torchvision::nms":
-        return [always(*SHAPE)]
+        return [always(SHAPE)]
     if namespace in _KNOWN_NAMESPACES:
         return []
-    return [always("unknown-op", "a custom operator", "note")]
+    return [always(_opaque("a custom operator"))]
+
+
+def _opaque(text: str) -> RawFinding:
+    return RawFinding(id="unknown-op", text=text, level="note")
 
 
 def _has_tag(func: Any, name: str) -> bool:

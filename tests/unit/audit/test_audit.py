@@ -1,4 +1,4 @@
-"""Each hazard gets its id and its line; clean models get none; nothing is left behind."""
+"""The audit finds each hazard by id and line, finds nothing in clean models, and puts everything back."""
 
 from __future__ import annotations
 
@@ -66,9 +66,8 @@ class Fills(torch.nn.Module):
 def test_what_a_call_leaves_in_its_containers_is_noted_with_the_line_that_made_it():
     given = {"x": torch.ones(2, 4), "mask": torch.ones(2)}
     found = audited(Fills(), given, [])
-    told = [(finding.id, finding.evidence) for finding in found.findings]
     stays = ", but a replay runs no Python and does not change the caller's object"
-    assert told == [
+    assert [(finding.id, finding.evidence) for finding in found.findings] == [
         ("mutates-input", f'`batch["h"] = batch["x"] + 1`: args[0][\'h\'] is added{stays}'),
         ("mutates-input", f"args[1][0] is added{stays}"),
     ]
@@ -180,14 +179,14 @@ TRAINED = {
 
 
 @pytest.mark.parametrize("name", TRAINED)
-def test_training_mode_is_told_where_it_makes_a_difference(name):
-    model, told = TRAINED[name]
-    words = f"the model is in training mode {told}; if you do not want this, call .eval()"
+def test_training_mode_is_a_note_where_it_has_an_effect(name):
+    model, effects = TRAINED[name]
+    words = f"the model is in training mode {effects}; if you do not want this, call .eval()"
     assert audited(model.train(), torch.randn(3, 4)).notes == (words,)
     assert audited(model.eval(), torch.randn(3, 4)).notes == ()
 
 
-def test_training_mode_without_effect_is_not_told():
+def test_training_mode_without_effect_is_no_note():
     still = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.0), nn.BatchNorm1d(4, track_running_stats=False))
     assert audited(still.train(), torch.randn(3, 4)).notes == ()
 
@@ -360,9 +359,9 @@ def test_a_branch_that_compares_the_type_of_a_device_with_cuda_is_not_judged():
     found = audited(model)
     line = model.__code__.co_firstlineno + 1
     assert found.findings == ()
-    (told,) = found.not_judged
-    assert told.endswith(f"test_audit.py:{line}, which runs only on a GPU")
-    assert told.startswith("the branch at ")
+    (line_shown,) = found.not_judged
+    assert line_shown.endswith(f"test_audit.py:{line}, which runs only on a GPU")
+    assert line_shown.startswith("the branch at ")
 
 
 def test_a_branch_on_is_cuda_that_no_cpu_can_run_is_not_judged():
@@ -373,9 +372,9 @@ def test_a_branch_on_is_cuda_that_no_cpu_can_run_is_not_judged():
 
     found = audited(model)
     assert found.findings == ()
-    (told,) = found.not_judged
-    assert "the branch on is_cuda at " in told
-    assert told.endswith(", which raised RuntimeError: no kernel for this device")
+    (line_shown,) = found.not_judged
+    assert "the branch on is_cuda at " in line_shown
+    assert line_shown.endswith(", which raised RuntimeError: no kernel for this device")
 
 
 def test_what_the_host_reads_on_the_branch_of_a_gpu_is_found():

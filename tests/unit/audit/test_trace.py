@@ -1,4 +1,4 @@
-"""Two calls compared, on traces made by hand."""
+"""The comparison of two calls, on traces made by hand."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_another_number_of_plain_arguments_is_a_baked_scalar():
     ]
 
 
-def test_another_shape_is_told_once_and_its_consequences_are_not():
+def test_another_shape_is_found_once_without_its_consequences():
     first = [operation(shapes=((2, 4),)), operation(scalars=(2,))]
     second = [operation(shapes=((3, 4),)), operation(scalars=(3,))]
     assert found(first, second) == [("dynamic-shape", LINE, "aten.mul.Tensor gives (2, 4), then (3, 4)")]
