@@ -61,7 +61,7 @@ def wrong_answers(pipeline, originals):
 
 
 def main(mode="default"):
-    logging.basicConfig(format="said once: %(message)s")
+    logging.basicConfig(format="logged once: %(message)s")
     torch.manual_seed(0)
     originals = {"scorer": Scorer(), "adaptive": Adaptive()}
     with create_integrated_compiler(batch_sizes=(1, 2, 4, 8)) as compiler:

@@ -33,4 +33,4 @@ def test_the_pipeline_gets_eagers_answers_also_of_a_model_that_cannot_be_capture
     assert lines[-1] == "all 12 answers agree with eager"
     assert any(line.startswith("scorer (none) on ") and "5 graph, 0 compiled, 1 eager" in line for line in lines)
     assert any(line.startswith("adaptive (none) on ") and "0 graph, 0 compiled, 6 eager" in line for line in lines)
-    assert "said once: adaptive: not captured: batch 8: " in found.stderr
+    assert "logged once: adaptive: not captured: batch 8: " in found.stderr

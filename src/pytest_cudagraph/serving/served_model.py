@@ -31,8 +31,8 @@ from pytest_cudagraph.serving.statistics import (
 )
 
 _CHANGED = (
-    "the model has changed since; eager code serves, also inside graphs\n"
-    "  to have compiled code again: compile_model_aot once more with the same arguments"
+    "the model has changed; its calls and graphs use eager code now\n"
+    "  to compile it again: call compile_model_aot with the same arguments"
 )
 
 

@@ -254,7 +254,7 @@ class EventLog:
         if reason:
             self.reasons[reason] += 1
             if self.reasons[reason] == 1:
-                _log.warning("%s: a call runs %s: %s (said once, counted from now on)", self._name, path, reason)
+                _log.warning("%s: a call runs %s: %s (logged once, then only counted)", self._name, path, reason)
 
     def add(self, what: DegradeReason, why: str | BaseException) -> None:
         """Note and log once what is not optimised, and why."""

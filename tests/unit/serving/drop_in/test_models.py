@@ -79,7 +79,7 @@ def test_a_model_of_no_compile_runs_eager_and_is_counted(compiler, eager, caplog
         assert torch.equal(result.output, eager(model, x))
     assert compiler.statistics().unknown == compiler.statistics().calls == 2
     assert [record.getMessage() for record in caplog.records] == [
-        "other models: a call runs eager: not a model of this compiler (said once, counted from now on)"
+        "other models: a call runs eager: not a model of this compiler (logged once, then only counted)"
     ]
 
 
@@ -131,8 +131,8 @@ def test_after_cleanup_every_call_runs_eager_and_says_so(compiler, eager, caplog
     assert (early.paths, early.memory_bytes) == ({"graph": 1, "eager": 2}, {})
     assert (later.name, later.paths) == ("late", {"eager": 1})
     assert [record.getMessage() for record in caplog.records] == [
-        "tiny: a call runs eager: cleaned up (said once, counted from now on)",
-        "late: a call runs eager: cleaned up (said once, counted from now on)",
+        "tiny: a call runs eager: cleaned up (logged once, then only counted)",
+        "late: a call runs eager: cleaned up (logged once, then only counted)",
     ]
 
 

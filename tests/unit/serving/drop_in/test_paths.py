@@ -88,7 +88,7 @@ def test_a_refused_capture_runs_eager_says_why_once_and_is_counted(caplog):
     assert said == [
         f"reading: {found.notes[0]}",
         f"reading: {found.notes[1]}",
-        "reading: a call runs eager: capture refused (said once, counted from now on)",
+        "reading: a call runs eager: capture refused (logged once, then only counted)",
     ]
     assert all(record.levelno == logging.WARNING for record in caplog.records)
     assert "batch 4: " in found.notes[0] or "batch 4: " in found.notes[1]

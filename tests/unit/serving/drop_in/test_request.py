@@ -53,7 +53,6 @@ def test_a_model_that_cannot_be_called_is_refused():
         ({"batch_sizes": ()}, "batch sizes must be distinct positive ints, such as [1, 8], found none"),
         ({"device": "tpu"}, "device is one of auto, cuda, cpu; found 'tpu'"),
         ({"max_graphs": 0}, "max_graphs is a positive int, or None for one graph per batch size; found 0"),
-        ({"max_graphs": True}, "max_graphs is a positive int, or None for one graph per batch size; found True"),
         ({"compile_timeout_s": 0}, "compile_timeout_s is a positive number of seconds; found 0"),
         ({"compile_timeout_s": float("nan")}, "compile_timeout_s is a positive number of seconds; found nan"),
         ({"compile_timeout_s": "10"}, "compile_timeout_s is a positive number of seconds; found '10'"),

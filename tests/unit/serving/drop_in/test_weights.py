@@ -74,8 +74,8 @@ def test_code_that_has_copied_the_weights_is_dropped_when_they_are_written(model
     torch.testing.assert_close(result.output, eager(model, x))
     assert served.statistics().compiled_sizes == ()
     assert served.statistics().notes == (
-        "compiled code dropped: the model has changed since; eager code serves, also inside graphs; to have compiled "
-        "code again: compile_model_aot once more with the same arguments",
+        "compiled code dropped: the model has changed; its calls and graphs use eager code now; "
+        "to compile it again: call compile_model_aot with the same arguments",
     )
 
 
