@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, runtime_checkable
 
-from pytest_cudagraph.values import Block, Decision, Kind, Receipt, SavedBatch
+from pytest_cudagraph.values import Block, Decision, Kind, Receipt
 
 Model = Callable[..., Any]
 """Any callable on pytrees of tensors; usually an ``nn.Module``."""
@@ -169,22 +169,3 @@ class StoppingRule(Protocol):
     def add(self, block: Block) -> None: ...
 
     def is_finished(self, elapsed_ns: float) -> bool: ...
-
-
-class Store(Protocol):
-    """Where baselines are kept between runs: one entry per name and batch size, which together are its key."""
-
-    def load(self) -> dict[tuple[str, int], SavedBatch]:
-        """Everything saved; empty when there is nothing yet. Raises :class:`~pytest_cudagraph.errors.BaselineError`."""
-        ...
-
-    def merge(self, saved: Iterable[SavedBatch], *, commit_info: Mapping[str, Any], continues: bool = False) -> None:
-        """Add or replace these entries; all others, also those written meanwhile, stay as they are.
-
-        With ``continues`` an entry that found what is saved adds its session to those kept instead.
-        """
-        ...
-
-    def remove(self, keys: Iterable[tuple[str, int]]) -> None:
-        """Forget these entries; a key that is not there is no error."""
-        ...

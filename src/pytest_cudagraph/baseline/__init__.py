@@ -13,8 +13,9 @@ from pytest_cudagraph.baseline.history import (
     session_of,
 )
 from pytest_cudagraph.baseline.names import Key, normal_name, slug
-from pytest_cudagraph.baseline.schema import SCHEMA, Content, parse, text_of
-from pytest_cudagraph.baseline.store import JsonStore, MemoryStore, read, remove_from
+from pytest_cudagraph.baseline.schema import SCHEMA, Content, parse
+from pytest_cudagraph.baseline.store import JsonStore, read, remove_from
+from pytest_cudagraph.baseline.text import text_of
 
 __all__ = [
     "ENOUGH",
@@ -24,7 +25,6 @@ __all__ = [
     "Content",
     "JsonStore",
     "Key",
-    "MemoryStore",
     "arms_moved",
     "change",
     "continued",

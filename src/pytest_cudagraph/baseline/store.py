@@ -1,4 +1,4 @@
-"""Where baselines are kept: a JSON file per device model, or memory for tests."""
+"""Where baselines are kept: a JSON file per device model."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from filelock import FileLock, Timeout
 
 from pytest_cudagraph.baseline.history import continued
 from pytest_cudagraph.baseline.names import Key, slug
-from pytest_cudagraph.baseline.schema import Content, machine_info, parse, text_of
+from pytest_cudagraph.baseline.schema import Content, parse
+from pytest_cudagraph.baseline.text import about_text, machine_info, records_text
 from pytest_cudagraph.errors import BaselineError
+from pytest_cudagraph.gc_pause import gc_paused
 from pytest_cudagraph.values import DeviceInfo, SavedBatch
 
 _LOCK_WAIT_S = 30.0
@@ -39,9 +41,10 @@ class JsonStore:
         return dict(read(self.path).entries)
 
     def merge(self, saved: Iterable[SavedBatch], *, commit_info: Mapping[str, Any], continues: bool = False) -> None:
-        """Write these entries among those the file holds by then; see :meth:`pytest_cudagraph.protocols.Store.merge`.
+        """Write these entries among those the file holds by then; an entry of the same key is replaced.
 
-        Raises :class:`~pytest_cudagraph.errors.BaselineError`; the old file is whole then.
+        With ``continues`` an entry that found what is saved adds its session to that instead. Raises
+        :class:`~pytest_cudagraph.errors.BaselineError`; the old file is whole then.
         """
         new = list(saved)
         if not new:
@@ -54,31 +57,6 @@ class JsonStore:
 
         _change(self.path, add)
 
-    def remove(self, keys: Iterable[Key]) -> None:
-        """Drop these entries from the file. Raises :class:`~pytest_cudagraph.errors.BaselineError`."""
-        remove_from(self.path, keys)
-
-
-class MemoryStore:
-    """A store that forgets at the end of the process."""
-
-    def __init__(self, saved: Iterable[SavedBatch] = ()) -> None:
-        self._entries: dict[Key, SavedBatch] = {}
-        self.merge(saved, commit_info={})
-
-    def load(self) -> dict[Key, SavedBatch]:
-        """A copy of everything saved."""
-        return dict(self._entries)
-
-    def merge(self, saved: Iterable[SavedBatch], *, commit_info: Mapping[str, Any], continues: bool = False) -> None:
-        """Add, replace or continue these entries."""
-        self._entries = _merged(self._entries, saved, continues=continues)
-
-    def remove(self, keys: Iterable[Key]) -> None:
-        """Forget these entries."""
-        for key in keys:
-            self._entries.pop(key, None)
-
 
 def _merged(old: Mapping[Key, SavedBatch], new: Iterable[SavedBatch], *, continues: bool) -> dict[Key, SavedBatch]:
     entries = dict(old)
@@ -89,15 +67,21 @@ def _merged(old: Mapping[Key, SavedBatch], new: Iterable[SavedBatch], *, continu
     return entries
 
 
+# A collection in the middle would look at millions of new objects, and find nothing to free.
+@gc_paused()
 def read(path: Path) -> Content:
     """A baseline file, empty where there is none. Raises :class:`~pytest_cudagraph.errors.BaselineError` naming it."""
+    text = _text(path)
+    return Content() if text is None else parse(text, str(path))
+
+
+def _text(path: Path) -> str | None:
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        return path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        return Content()
+        return None
     except (OSError, UnicodeDecodeError) as exc:
         raise BaselineError(f"{path}: cannot be read ({_reason(exc)})") from exc
-    return parse(text, str(path))
 
 
 def remove_from(path: Path, keys: Iterable[Key]) -> None:
@@ -119,14 +103,13 @@ def _change(path: Path, edit: Callable[[Content], Content]) -> None:
         target = Path(os.path.realpath(path))
         _prepare(target.parent)
         with FileLock(target.with_name(f".{target.name}.lock"), timeout=_LOCK_WAIT_S):
-            old = read(target)
-            _rewrite(target, old, edit(old))
+            _rewrite(target, edit)
     except BaselineError as exc:
         raise BaselineError(f"{exc}; the file was left as it is") from exc
     except Timeout as exc:
         raise BaselineError(f"{path}: another process has held its lock for {_LOCK_WAIT_S:.0f} s") from exc
-    except (OSError, ValueError, RecursionError, NotImplementedError) as exc:
-        # The last two: a file too deep to be written again, a file system without locks.
+    except (OSError, ValueError, NotImplementedError) as exc:
+        # The last: a file system without locks.
         raise BaselineError(f"{path}: cannot be written ({_reason(exc)}); nothing was changed") from exc
 
 
@@ -137,14 +120,17 @@ def _prepare(folder: Path) -> None:
         (folder / ".gitignore").write_text(_IGNORED, encoding="utf-8")
 
 
-def _rewrite(path: Path, old: Content, new: Content) -> None:
+@gc_paused()
+def _rewrite(path: Path, edit: Callable[[Content], Content]) -> None:
+    old = _text(path)
+    new = edit(Content() if old is None else parse(old, str(path)))
     if not new.entries:
         path.unlink(missing_ok=True)
         return
-    text = text_of(new)
-    # Compared as a reader will find them, rounded; and what cannot be read again fails here, before the old file goes.
-    if parse(text, str(path)).entries != old.entries:
-        _write(path, text)
+    records = records_text(new.entries)
+    # Another commit alone is no reason to write.
+    if old is None or not old.startswith(records):
+        _write(path, records + about_text(new))
 
 
 def _write(path: Path, text: str) -> None:

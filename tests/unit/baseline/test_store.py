@@ -14,9 +14,8 @@ import pytest
 from filelock import FileLock
 from tests.facts import CPU, H200, by_key, latency, saved, sessions
 
-from pytest_cudagraph.baseline import JsonStore, MemoryStore, remove_from, store
+from pytest_cudagraph.baseline import JsonStore, remove_from, store
 from pytest_cudagraph.errors import BaselineError
-from pytest_cudagraph.protocols import Store
 
 COMMIT = {"id": "1a2b3c"}
 
@@ -26,43 +25,43 @@ def folder(tmp_path):
     return tmp_path / ".cudagraph"
 
 
-@pytest.fixture(params=["json", "memory"])
-def any_store(request, folder) -> Store:
-    return JsonStore(folder, H200) if request.param == "json" else MemoryStore()
+@pytest.fixture
+def kept(folder):
+    return JsonStore(folder, H200)
 
 
-def test_a_new_store_is_empty(any_store):
-    assert any_store.load() == {}
+def test_a_new_store_is_empty(kept):
+    assert kept.load() == {}
 
 
-def test_merging_adds_and_replaces(any_store):
-    any_store.merge([saved("a"), saved("b")], commit_info=COMMIT)
-    any_store.merge([saved("b", kernels=7), saved("b", 16)], commit_info=COMMIT)
+def test_merging_adds_and_replaces(kept):
+    kept.merge([saved("a"), saved("b")], commit_info=COMMIT)
+    kept.merge([saved("b", kernels=7), saved("b", 16)], commit_info=COMMIT)
 
-    assert any_store.load() == by_key(saved("a"), saved("b", kernels=7), saved("b", 16))
+    assert kept.load() == by_key(saved("a"), saved("b", kernels=7), saved("b", 16))
 
 
-def test_continuing_adds_the_session_to_what_was_written_meanwhile(any_store):
+def test_continuing_adds_the_session_to_what_was_written_meanwhile(kept):
     first, second = sessions(60.0, 61.0)
-    any_store.merge([saved("a", sessions=(first,))], commit_info=COMMIT)
+    kept.merge([saved("a", sessions=(first,))], commit_info=COMMIT)
     # Another process has read nothing yet, and writes what it found.
-    any_store.merge([saved("a", sessions=(second,), eager=latency(121))], commit_info=COMMIT, continues=True)
+    kept.merge([saved("a", sessions=(second,), eager=latency(121))], commit_info=COMMIT, continues=True)
 
-    assert any_store.load() == by_key(saved("a", sessions=(first, second)))
-
-
-def test_removing_forgets_only_what_is_named(any_store):
-    any_store.merge([saved("a"), saved("b"), saved("b", 16)], commit_info=COMMIT)
-    any_store.remove([("b", 8), ("never", 1)])
-
-    assert any_store.load() == by_key(saved("a"), saved("b", 16))
+    assert kept.load() == by_key(saved("a", sessions=(first, second)))
 
 
-def test_what_load_gives_is_a_copy(any_store):
-    any_store.merge([saved("a")], commit_info=COMMIT)
-    any_store.load().clear()
+def test_removing_forgets_only_what_is_named(kept):
+    kept.merge([saved("a"), saved("b"), saved("b", 16)], commit_info=COMMIT)
+    remove_from(kept.path, [("b", 8), ("never", 1)])
 
-    assert list(any_store.load()) == [("a", 8)]
+    assert kept.load() == by_key(saved("a"), saved("b", 16))
+
+
+def test_what_load_gives_is_a_copy(kept):
+    kept.merge([saved("a")], commit_info=COMMIT)
+    kept.load().clear()
+
+    assert list(kept.load()) == [("a", 8)]
 
 
 def test_the_file_is_named_after_the_device(folder):
@@ -76,8 +75,7 @@ def test_merging_nothing_writes_nothing(folder):
     assert not folder.exists()
 
 
-def test_merging_what_is_there_already_leaves_the_file_alone(folder):
-    kept = JsonStore(folder, H200)
+def test_merging_what_is_there_already_leaves_the_file_alone(kept):
     kept.merge([saved("a", eager=latency(123.456789))], commit_info=COMMIT)
     before = kept.path.read_text()
     kept.merge([saved("a", eager=latency(123.456788))], commit_info={"id": "another"})
@@ -85,16 +83,14 @@ def test_merging_what_is_there_already_leaves_the_file_alone(folder):
     assert kept.path.read_text() == before
 
 
-def test_a_file_without_entries_is_removed(folder):
-    kept = JsonStore(folder, H200)
+def test_a_file_without_entries_is_removed(kept):
     kept.merge([saved("a")], commit_info=COMMIT)
-    kept.remove([("a", 8)])
+    remove_from(kept.path, [("a", 8)])
 
     assert not kept.path.exists()
 
 
-def test_removing_keeps_what_the_file_says_of_machine_and_commit(folder):
-    kept = JsonStore(folder, H200)
+def test_removing_keeps_what_the_file_says_of_machine_and_commit(kept):
     kept.merge([saved("a"), saved("b")], commit_info=COMMIT)
     remove_from(kept.path, [("a", 8)])
 
@@ -117,8 +113,7 @@ def test_no_temporary_file_is_left(folder):
     assert list(folder.glob("*.tmp")) + list(folder.glob(".*.tmp")) == []
 
 
-def test_the_file_keeps_its_mode(folder):
-    kept = JsonStore(folder, H200)
+def test_the_file_keeps_its_mode(kept):
     kept.merge([saved("a")], commit_info=COMMIT)
     kept.path.chmod(0o640)
     kept.merge([saved("b")], commit_info=COMMIT)
@@ -126,8 +121,7 @@ def test_the_file_keeps_its_mode(folder):
     assert stat.S_IMODE(kept.path.stat().st_mode) == 0o640
 
 
-def test_a_linked_file_stays_a_link(folder, tmp_path):
-    kept = JsonStore(folder, H200)
+def test_a_linked_file_stays_a_link(kept, tmp_path):
     kept.merge([saved("a")], commit_info=COMMIT)
     real = kept.path.rename(tmp_path / "shared.json")
     kept.path.symlink_to(real)
@@ -138,16 +132,15 @@ def test_a_linked_file_stays_a_link(folder, tmp_path):
     assert sorted(kept.load()) == [("a", 8), ("b", 8)]
 
 
-@pytest.mark.parametrize("broken", ["{", '{"benchmarks": [{"name": "foreign"}]}', "[1]", "[" * 100_000])
+@pytest.mark.parametrize("broken", ["{", '{"benchmarks": [{"name": "foreign"}]}', "[1]"])
 @pytest.mark.parametrize("verb", ["load", "merge", "remove"])
-def test_a_broken_or_foreign_file_is_named_and_stays_untouched(folder, broken, verb):
-    kept = JsonStore(folder, H200)
+def test_a_broken_or_foreign_file_is_named_and_stays_untouched(kept, folder, broken, verb):
     folder.mkdir()
     kept.path.write_text(broken)
     calls = {
         "load": kept.load,
         "merge": lambda: kept.merge([saved("a")], commit_info=COMMIT),
-        "remove": lambda: kept.remove([("a", 8)]),
+        "remove": lambda: remove_from(kept.path, [("a", 8)]),
     }
 
     with pytest.raises(BaselineError, match=r"nvidia-h200\.json") as caught:
@@ -158,8 +151,7 @@ def test_a_broken_or_foreign_file_is_named_and_stays_untouched(folder, broken, v
     assert kept.path.read_text() == broken
 
 
-def test_a_file_that_is_no_text_is_named(folder):
-    kept = JsonStore(folder, H200)
+def test_a_file_that_is_no_text_is_named(kept, folder):
     folder.mkdir()
     kept.path.write_bytes(b"\xff\xfe\x00")
 
@@ -167,8 +159,7 @@ def test_a_file_that_is_no_text_is_named(folder):
         kept.load()
 
 
-def test_a_folder_in_the_place_of_the_file_is_named(folder):
-    kept = JsonStore(folder, H200)
+def test_a_folder_in_the_place_of_the_file_is_named(kept):
     kept.path.mkdir(parents=True)
 
     with pytest.raises(BaselineError, match=r"nvidia-h200\.json: cannot be read \(Is a directory\)"):
@@ -191,8 +182,7 @@ def failing(code):
         (Path, "open", errno.EROFS),
     ],
 )
-def test_a_full_disk_or_read_only_folder_leaves_the_old_file_whole(folder, monkeypatch, owner, name, code):
-    kept = JsonStore(folder, H200)
+def test_a_full_disk_or_read_only_folder_leaves_the_old_file_whole(kept, folder, monkeypatch, owner, name, code):
     kept.merge([saved("a")], commit_info=COMMIT)
     before = kept.path.read_bytes()
     with monkeypatch.context() as patched:
@@ -207,8 +197,7 @@ def test_a_full_disk_or_read_only_folder_leaves_the_old_file_whole(folder, monke
     assert not list(folder.glob(".*.tmp"))
 
 
-def test_an_interrupt_leaves_the_old_file_and_no_temporary_one(folder, monkeypatch):
-    kept = JsonStore(folder, H200)
+def test_an_interrupt_leaves_the_old_file_and_no_temporary_one(kept, folder, monkeypatch):
     kept.merge([saved("a")], commit_info=COMMIT)
     before = kept.path.read_bytes()
 
@@ -231,8 +220,7 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path):
         kept.merge([saved("a")], commit_info=COMMIT)
 
 
-def test_a_lock_held_by_another_is_said(folder, monkeypatch):
-    kept = JsonStore(folder, H200)
+def test_a_lock_held_by_another_is_said(kept, folder, monkeypatch):
     monkeypatch.setattr(store, "_LOCK_WAIT_S", 0.0)
     folder.mkdir()
     with FileLock(folder / ".nvidia-h200.json.lock"), pytest.raises(BaselineError) as caught:
@@ -241,18 +229,16 @@ def test_a_lock_held_by_another_is_said(folder, monkeypatch):
     assert str(caught.value) == f"{kept.path}: another process has held its lock for 0 s"
 
 
-def test_a_file_system_without_locks_is_named(folder, monkeypatch):
+def test_a_file_system_without_locks_is_named(kept, monkeypatch):
     def refuse(self, *arguments, **rest):
         raise NotImplementedError("no flock here")
 
     monkeypatch.setattr(FileLock, "acquire", refuse)
-    kept = JsonStore(folder, H200)
     with pytest.raises(BaselineError, match="cannot be written \\(no flock here\\); nothing was changed"):
         kept.merge([saved("a")], commit_info=COMMIT)
 
 
-def test_what_a_killed_writer_left_behind_goes_with_the_next(folder):
-    kept = JsonStore(folder, H200)
+def test_what_a_killed_writer_left_behind_goes_with_the_next(kept, folder):
     kept.merge([saved("a")], commit_info=COMMIT)
     (folder / ".nvidia-h200.json.4711.tmp").write_text('{"half": ')
     (folder / ".nvidia-h100.json.4711.tmp").write_text("another's")
@@ -262,28 +248,12 @@ def test_what_a_killed_writer_left_behind_goes_with_the_next(folder):
     assert sorted(kept.load()) == [("a", 8), ("b", 8)]
 
 
-def test_a_number_that_no_file_can_hold_is_refused(folder):
-    kept = JsonStore(folder, H200)
+def test_a_number_that_no_file_can_hold_is_refused(kept):
 
     with pytest.raises(BaselineError, match="cannot be written \\(a latency must be a positive number, not nan\\)"):
         kept.merge([saved("a", replay=latency(float("nan")))], commit_info=COMMIT)
 
     assert not kept.path.exists()
-
-
-def test_a_file_too_deep_to_be_written_again_is_named(folder, monkeypatch):
-    kept = JsonStore(folder, H200)
-    kept.merge([saved("a"), saved("b")], commit_info=COMMIT)
-    before = kept.path.read_bytes()
-
-    def too_deep(content):
-        raise RecursionError("too deep")
-
-    monkeypatch.setattr(store, "text_of", too_deep)
-    with pytest.raises(BaselineError, match="cannot be written \\(too deep\\); nothing was changed"):
-        kept.remove([("a", 8)])
-
-    assert kept.path.read_bytes() == before
 
 
 WRITER = """
