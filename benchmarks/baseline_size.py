@@ -1,6 +1,6 @@
 """What a baseline of 10,000 entries costs: CPU seconds to read and compare it, and to update it.
 
-Each entry is one test at one batch size, with eager, compiled and replay and the sessions of a week. Reading and
+Each entry is one test at one batch size, with eager, compiled and replay and one session. Reading and
 comparing is what every run does. Updating adds a session to every entry: read the file again under the lock, merge,
 write. Each figure is the median of five. Exits 1 when a limit is broken.
 """

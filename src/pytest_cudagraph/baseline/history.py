@@ -7,7 +7,7 @@ a baseline keeps the last sessions, and a new one is held against their predicti
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from pytest_cudagraph.values import DeviceInfo, Latency, LatencyChange, NoBaseline, SavedBatch, Session, Timing
@@ -109,45 +109,36 @@ def _least_change(sessions: Sequence[Session], now: Session, *, divided: bool) -
 
     By the median alone 3.4 % of unchanged replays failed on a busy machine, by both 1.0 %.
     """
-    median = _change("median", _medians_ns, sessions, now, divided=divided)
-    return _nearer(median, _change("lower quartile", _quartiles_ns, sessions, now, divided=divided))
+    medians = [(each.median_ns, each.reference_median_ns) for each in (*sessions, now)]
+    quartiles = [(each.q25_ns, each.reference_q25_ns) for each in (*sessions, now)]
+    unrest_log = _UNREST_SHARE * math.hypot(now.unrest_log, *[each.unrest_log / len(sessions) for each in sessions])
+    return _nearer(
+        _change("median", medians, unrest_log, divided=divided),
+        _change("lower quartile", quartiles, unrest_log, divided=divided),
+    )
 
 
 def _nearer(one: LatencyChange, other: LatencyChange) -> LatencyChange:
     return other if abs(other.log_ratio) < abs(one.log_ratio) - _ALIKE_LOG else one
 
 
-def _medians_ns(session: Session) -> tuple[float, float | None]:
-    return session.median_ns, session.reference_median_ns
-
-
-def _quartiles_ns(session: Session) -> tuple[float, float | None]:
-    return session.q25_ns, session.reference_q25_ns
-
-
 def _change(
-    what: str,
-    statistic: Callable[[Session], tuple[float, float | None]],
-    sessions: Sequence[Session],
-    now: Session,
-    *,
-    divided: bool,
+    what: str, levels_ns: Sequence[tuple[float, float | None]], unrest_log: float, *, divided: bool
 ) -> LatencyChange:
     """Prediction interval for one more observation of a normal population: mean +- t s sqrt(1 + 1/k).
 
-    Hahn and Meeker, Statistical Intervals (1991), section 4.8.
+    ``levels_ns`` are replay and reference of each session, the new one last. Hahn and Meeker, Statistical Intervals
+    (1991), section 4.8.
     """
-    pairs_ns = [statistic(each) for each in (*sessions, now)]
-    *replay_logs, replay_log = [math.log(replay_ns) for replay_ns, _ in pairs_ns]
-    *divisor_logs, divisor_log = [math.log(ns) if divided and ns else 0.0 for _, ns in pairs_ns]
-    spread, quantile = _spread([replay - divisor for replay, divisor in zip(replay_logs, divisor_logs, strict=True)])
-    count = len(sessions)
+    *replay_logs, replay_log = [math.log(replay_ns) for replay_ns, _ in levels_ns]
+    *divisor_logs, divisor_log = [math.log(ns) if divided and ns else 0.0 for _, ns in levels_ns]
+    count = len(replay_logs)
     before_log, before_divisor_log = sum(replay_logs) / count, sum(divisor_logs) / count
-    unrest_log = _UNREST_SHARE * math.hypot(now.unrest_log, *(each.unrest_log / count for each in sessions))
+    spread, quantile = _spread([replay - divisor for replay, divisor in zip(replay_logs, divisor_logs, strict=True)])
     return LatencyChange(
         what=what,
         before_ns=math.exp(before_log),
-        after_ns=pairs_ns[-1][0],
+        after_ns=levels_ns[-1][0],
         log_ratio=(replay_log - divisor_log) - (before_log - before_divisor_log),
         margin_log=quantile * spread * math.sqrt(1 + 1 / count) + unrest_log,
         spread=spread,

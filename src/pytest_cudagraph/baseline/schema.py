@@ -22,6 +22,8 @@ SCHEMA = 2
 
 _ARMS = ("eager", "compiled", "replay")
 
+_RESTORE = "restore the file, or remove the records of this entry"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Content:
@@ -88,21 +90,19 @@ def _sort_in(arms: dict[Key, dict[str, Mapping[str, Any]]], record: Any, origin:
 
 
 def _entry(key: Key, arms: Mapping[str, Mapping[str, Any]], origin: str) -> SavedBatch:
-    name, batch_size = key
-    place = f"{origin}: {name}, batch {batch_size}"
     missing = [arm for arm in ("eager", "replay") if arm not in arms]
     if missing:
-        raise BaselineError(
-            f"{place} has no record of {' and '.join(missing)}; restore the file, or remove the records of this entry"
-        )
+        raise BaselineError(f"{_place(key, origin)} has no record of {' and '.join(missing)}; {_RESTORE}")
     try:
-        return _built(name, batch_size, arms)
+        return _built(*key, arms)
     except (KeyError, TypeError, ValueError) as exc:
         # Whatever a hand-edited record lacks or holds too much of, its reader needs one sentence that names the place.
         reason = f"no {exc}" if isinstance(exc, KeyError) else str(exc)
-        raise BaselineError(
-            f"{place} is damaged ({reason}); restore the file, or remove the records of this entry"
-        ) from exc
+        raise BaselineError(f"{_place(key, origin)} is damaged ({reason}); {_RESTORE}") from exc
+
+
+def _place(key: Key, origin: str) -> str:
+    return f"{origin}: {key[0]}, batch {key[1]}"
 
 
 def _built(name: str, batch_size: int, arms: Mapping[str, Mapping[str, Any]]) -> SavedBatch:
