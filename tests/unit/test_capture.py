@@ -59,7 +59,7 @@ def test_each_batch_size_captures_its_own_call():
     assert all(found.graphs[size].model is calls[size] for size in calls)
 
 
-def test_progress_is_told_before_each_capture():
+def test_progress_names_each_capture_before_it_begins():
     lines = []
     capture(nn.Linear(3, 3), FakePool(), 1, 2, progress=lines.append)
     assert lines == ["capture batch 2", "capture batch 1"]
@@ -127,7 +127,7 @@ def test_what_a_capture_rebinds_stays_alive_beside_the_graphs():
     assert [tensor.tolist() for tensor in found.kept] == [[4.0, 4.0, 4.0]]
 
 
-def test_the_addresses_of_the_state_are_told():
+def test_the_addresses_of_the_state_are_reported():
     model = nn.Linear(3, 3)
     found = capture(model, FakePool(), 2)
     assert found.addresses == {"weight": model.weight.data_ptr(), "bias": model.bias.data_ptr()}

@@ -184,7 +184,7 @@ def test_tuple_and_list_subclasses_keep_their_class_and_attributes():
     assert [name for name, _ in pytree.named_leaves(rows)] == ["[0][0]", "[0][1]", ".note"]
 
 
-def test_too_few_and_too_many_leaves_are_told():
+def test_too_few_and_too_many_leaves_are_refused():
     _, structure = pytree.flatten((1, [2]))
     with pytest.raises(ValueError, match=r"^too few leaves for this structure$"):
         pytree.unflatten(structure, [1])

@@ -1,4 +1,4 @@
-"""A backend whose graphs run eager, and misbehave on request: what a check must see."""
+"""A backend whose graphs run eager and misbehave on request, and the check on such graphs."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import random
 import torch
 
 from pytest_cudagraph import pytree
+from pytest_cudagraph.check import check_replays
+from pytest_cudagraph.inputs import Example
 from pytest_cudagraph.values import Receipt
 
 
@@ -133,3 +135,20 @@ class Trembling(torch.nn.Module):
 
     def forward(self, x):
         return x + self.amount * self._source.random()
+
+
+def check_graphs(model, graphs, examples, *, kwargs=None, captured=None, **options):
+    """The verdict by batch size; each example is the tuple of the positional arguments."""
+    return check_replays(
+        graphs,
+        lambda _: model,
+        {size: Example(args=args, kwargs=kwargs or {}) for size, args in examples.items()},
+        model=model,
+        captured_for=(lambda _: captured) if captured else None,
+        **{"backend": FakeBackend(), "seed": 7} | options,
+    )
+
+
+def check_one(model, graph, *args, **options):
+    """The verdict on one graph of batch size 2."""
+    return check_graphs(model, {2: graph}, {2: args or (torch.randn(2, 3),)}, **options)[2]

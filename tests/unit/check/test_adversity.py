@@ -6,29 +6,12 @@ import warnings
 
 import pytest
 import torch
-from tests.unit.check.fakes import FakeBackend, FakeGraph
+from tests.unit.check.fakes import FakeBackend, FakeGraph, check_one
 from torch import nn
 
-from pytest_cudagraph.check import check_replays
-from pytest_cudagraph.inputs import Example
 from pytest_cudagraph.values import Agreement, Disagreement
 
 ALL = ("zeros", "large values", "rows in another order", "a row of NaN")
-
-
-def check_one(model, graph, *args, captured=None, backend=None, **options):
-    example = Example(args=args or (torch.randn(2, 3, generator=torch.Generator().manual_seed(0)),), kwargs={})
-    found = check_replays(
-        {2: graph},
-        lambda _: model,
-        {2: example},
-        model=model,
-        backend=backend or FakeBackend(),
-        seed=7,
-        captured_for=(lambda _: captured) if captured else None,
-        **options,
-    )
-    return found[2]
 
 
 def double(x):

@@ -16,24 +16,13 @@ from tests.unit.check.fakes import (
     FakeGraph,
     NeverLaunches,
     Trembling,
+    check_graphs,
+    check_one,
 )
 from torch import nn
 
-from pytest_cudagraph.check import check_replays
 from pytest_cudagraph.errors import CudagraphError, InputError
-from pytest_cudagraph.inputs import Example
 from pytest_cudagraph.values import Agreement, Disagreement
-
-
-@pytest.fixture(autouse=True)
-def _same_numbers_every_time():
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        yield
-
-
-def example_of(*args, **kwargs):
-    return Example(args=args, kwargs=kwargs)
 
 
 def linear():
@@ -46,16 +35,8 @@ def double(x):
     return x * 2
 
 
-def check_one(model, graph, example=None, **options):
-    """The verdict on one graph of batch size 2."""
-    example = example or example_of(torch.randn(2, 3))
-    options.setdefault("backend", FakeBackend())
-    found = check_replays({2: graph}, lambda _: model, {2: example}, model=model, seed=7, **options)
-    return found[2]
-
-
-def told(found):
-    """A disagreement as a reader would see its parts."""
+def text_of(found):
+    """All parts of a disagreement."""
     assert isinstance(found, Disagreement)
     hazard = f"hazard: {found.finding_id}\n" if found.finding_id else ""
     evidence = "".join(f"  {line}\n" for line in found.evidence)
@@ -88,8 +69,7 @@ def test_every_graph_replays_twice_with_its_siblings_in_between():
 
     sizes = (1, 2, 4, 8)
     graphs = {size: Logs(model, batch_size=size) for size in sizes}
-    examples = {size: example_of(torch.randn(size, 3)) for size in sizes}
-    found = check_replays(graphs, lambda _: model, examples, model=model, backend=FakeBackend(), seed=3)
+    found = check_graphs(model, graphs, {size: (torch.randn(size, 3),) for size in sizes})
     order = [x.shape[0] for x in log]
     assert list(found) == list(sizes)
     assert sorted(order[:4]) == sorted(order[4:8]) == list(sizes)
@@ -106,15 +86,15 @@ def test_the_same_seed_checks_with_the_same_inputs():
             log.append(x.clone())
             return self.model(x)
 
-    example = example_of(torch.randn(2, 3))
-    check_one(model, Logs(model), example)
+    x = torch.randn(2, 3)
+    check_one(model, Logs(model), x)
     first, log = log, []
-    check_one(model, Logs(model), example)
+    check_one(model, Logs(model), x)
     assert len(first) == len(log) == 8
     assert all(torch.allclose(a, b, equal_nan=True) for a, b in zip(first, log, strict=True))
 
 
-def test_batch_norm_in_training_agrees_and_its_statistics_are_brought_back():
+def test_batch_norm_in_training_agrees_and_its_statistics_are_restored():
     model = nn.BatchNorm1d(3).train()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     found = check_one(model, FakeGraph(model))
@@ -125,15 +105,15 @@ def test_batch_norm_in_training_agrees_and_its_statistics_are_brought_back():
 
 def test_dropout_in_training_agrees_because_both_sides_have_one_seed():
     model = nn.Dropout(0.5).train()
-    assert check_one(model, FakeGraph(model), example_of(torch.randn(2, 64))).bit_exact
+    assert check_one(model, FakeGraph(model), torch.randn(2, 64)).bit_exact
 
 
 def test_the_generators_are_afterwards_where_they_were():
-    model, example = nn.Dropout(0.5).train(), example_of(torch.randn(2, 3))
+    model, x = nn.Dropout(0.5).train(), torch.randn(2, 3)
     torch.manual_seed(11)
     expected = torch.rand(3)
     torch.manual_seed(11)
-    check_one(model, FakeGraph(model), example)
+    check_one(model, FakeGraph(model), x)
     assert torch.equal(torch.rand(3), expected)
 
 
@@ -158,7 +138,7 @@ def test_a_cache_written_in_place_agrees():
     assert model.position.item() == 0
 
 
-def test_noise_of_eager_itself_is_not_held_against_the_graph():
+def test_noise_of_eager_itself_is_tolerated():
     model = Trembling(3e-5)
     found = check_one(model, FakeGraph(model))
     assert isinstance(found, Agreement)
@@ -244,7 +224,7 @@ def test_a_call_without_outputs_is_judged_by_the_state():
 
     model = Writes()
     assert check_one(model, FakeGraph(model)).leaves == 0
-    assert told(check_one(model, DoesNothing(model, None))).startswith("batch 2, buffer 'total': ")
+    assert text_of(check_one(model, DoesNothing(model, None))).startswith("batch 2, buffer 'total': ")
 
 
 def test_outputs_that_do_not_depend_on_the_inputs_weaken_the_proof():
@@ -260,7 +240,7 @@ def test_inputs_that_cannot_be_drawn_anew_weaken_the_proof():
     def model(x):
         return x + 1
 
-    found = check_one(model, FakeGraph(model), example_of(torch.ones(2, dtype=torch.bool)))
+    found = check_one(model, FakeGraph(model), torch.ones(2, dtype=torch.bool))
     assert found.notes == (
         "the inputs hold nothing that could be drawn anew: a replay on stale inputs could not be seen",
     )
@@ -270,11 +250,12 @@ def test_an_argument_changed_in_place_is_noted():
     def model(x, *, mask):
         return x.add_(1) * mask
 
-    example = example_of(torch.randn(2, 3), mask=torch.ones(2, 3))
-    assert check_one(model, FakeGraph(model), example).notes == (
+    x = torch.randn(2, 3)
+    before = x.clone()
+    assert check_one(model, FakeGraph(model), x, kwargs={"mask": torch.ones(2, 3)}).notes == (
         "eager changes its argument args[0] in place, replay changes the graph's copy of it",
     )
-    assert not torch.equal(example.args[0], example.args[0] + 1)
+    assert torch.equal(x, before)
 
 
 def test_the_users_tolerances_replace_those_of_the_dtype():
@@ -293,10 +274,10 @@ def test_whole_numbers_are_exact_whatever_the_tolerance():
     assert isinstance(check_one(model, AddsNoise(model, 1), rtol=1.0, atol=10.0), Disagreement)
 
 
-def test_progress_is_told_per_trial():
-    model, told_lines = linear(), []
-    check_one(model, FakeGraph(model), progress=told_lines.append)
-    assert told_lines == [
+def test_progress_names_each_trial():
+    model, lines = linear(), []
+    check_one(model, FakeGraph(model), progress=lines.append)
+    assert lines == [
         "check batch 2",
         "check batch 2",
         "check batch 2: adversarial inputs, changed parameters",
@@ -307,16 +288,16 @@ def test_progress_is_told_per_trial():
 # --- what it catches ---
 
 
-def test_a_difference_is_told_with_place_and_numbers(golden):
+def test_a_difference_is_reported_with_place_and_numbers(golden):
     def in_dict(x):
         return {"logits": x * 2}
 
-    golden("check-difference.txt", told(check_one(in_dict, AddsNoise(in_dict, 1e-3))))
+    golden("check-difference.txt", text_of(check_one(in_dict, AddsNoise(in_dict, 1e-3))))
 
 
 def test_a_replay_that_does_nothing_still_holds_the_poison(golden):
     x = torch.randn(2, 3)
-    golden("check-poison.txt", told(check_one(double, DoesNothing(double, x), example_of(x))))
+    golden("check-poison.txt", text_of(check_one(double, DoesNothing(double, x), x)))
 
 
 def test_a_replay_that_does_nothing_is_caught_in_whole_numbers_too():
@@ -324,11 +305,11 @@ def test_a_replay_that_does_nothing_is_caught_in_whole_numbers_too():
         return (x * 100).long()
 
     x = torch.randn(2, 3)
-    found = check_one(model, DoesNothing(model, model(x)), example_of(x))
+    found = check_one(model, DoesNothing(model, model(x)), x)
     assert found.message == "replay did not write this output: it still holds what it was poisoned with"
 
 
-def test_a_constant_answer_is_not_taken_for_the_poison():
+def test_a_constant_result_is_not_taken_for_the_poison():
     def model(x):
         return (x * 100).long()
 
@@ -336,7 +317,7 @@ def test_a_constant_answer_is_not_taken_for_the_poison():
     assert found.message.startswith("off by")
 
 
-def test_a_small_error_in_an_answer_that_hardly_varies_is_not_taken_for_a_stale_input():
+def test_a_small_error_in_a_result_that_hardly_varies_is_not_taken_for_a_stale_input():
     def model(x):
         return 1 + x * 1e-12
 
@@ -360,16 +341,16 @@ def test_an_output_that_is_state_is_compared_as_it_was_returned():
 
 def test_a_replay_on_the_inputs_of_capture_is_a_stale_input(golden):
     x = torch.randn(2, 3)
-    golden("check-stale-capture.txt", told(check_one(double, AnswersCapture(double, (x,)), example_of(x))))
+    golden("check-stale-capture.txt", text_of(check_one(double, AnswersCapture(double, (x,)), x)))
 
 
 def test_a_replay_that_lags_one_call_behind_is_a_stale_input():
     x = torch.randn(2, 3)
-    found = check_one(double, AnswersPrevious(double, (x,)), example_of(x))
+    found = check_one(double, AnswersPrevious(double, (x,)), x)
     assert found.message == "stale input: replay returns eager's result for the inputs of capture"
 
 
-def test_a_replay_on_the_previous_inputs_is_told_from_one_on_those_of_capture():
+def test_a_replay_on_the_previous_inputs_is_distinguished_from_one_on_those_of_capture():
     x = torch.randn(2, 3)
 
     class LateStale(AnswersPrevious):
@@ -377,7 +358,7 @@ def test_a_replay_on_the_previous_inputs_is_told_from_one_on_those_of_capture():
             previous, self.previous = self.previous, (x.clone(),)
             return double(x if self.replays == 1 else previous[0])
 
-    found = check_one(double, LateStale(double, (x,)), example_of(x))
+    found = check_one(double, LateStale(double, (x,)), x)
     assert found.message == "stale input: replay returns eager's result for the previous inputs"
 
 
@@ -416,7 +397,7 @@ class Counts(nn.Module):
 
 
 def test_a_baked_counter_is_caught_with_its_hazard(golden):
-    golden("check-counter.txt", told(check_one(Counts(), FakeGraph(lambda x: x * 4))))
+    golden("check-counter.txt", text_of(check_one(Counts(), FakeGraph(lambda x: x * 4))))
 
 
 def test_python_values_that_no_output_shows_are_noted():
@@ -435,7 +416,7 @@ def test_python_values_that_no_output_shows_are_noted():
     assert model.calls == 0
 
 
-def test_a_source_that_nobody_can_set_back_makes_eager_answer_twice(golden):
+def test_a_source_that_cannot_be_restored_makes_two_eager_runs_differ(golden):
     class Counts(nn.Module):
         def __init__(self):
             super().__init__()
@@ -445,7 +426,7 @@ def test_a_source_that_nobody_can_set_back_makes_eager_answer_twice(golden):
             return x * next(self.calls)
 
     model = Counts()
-    golden("check-two-answers.txt", told(check_one(model, FakeGraph(lambda x: x))))
+    golden("check-two-answers.txt", text_of(check_one(model, FakeGraph(lambda x: x))))
 
 
 def test_a_forgotten_buffer_is_named(golden):
@@ -459,17 +440,17 @@ def test_a_forgotten_buffer_is_named(golden):
             return x + 1
 
     model = Steps()
-    golden("check-state.txt", told(check_one(model, FakeGraph(lambda x: x + 1))))
+    golden("check-state.txt", text_of(check_one(model, FakeGraph(lambda x: x + 1))))
 
 
-def test_eager_that_returns_two_structures_is_told():
+def test_eager_that_returns_two_structures_is_reported():
     answers = iter([{"a": torch.ones(2)}, {"b": torch.ones(2)}])
     found = check_one(lambda x: next(answers), FakeGraph(double))
     assert found.message.startswith("two eager runs ")
     assert found.evidence[0] == "eager gives output['a'], then output['b']"
 
 
-def test_eager_that_returns_two_plain_values_is_told():
+def test_eager_that_returns_two_plain_values_is_reported():
     answers = iter(range(100))
     found = check_one(lambda x: next(answers), FakeGraph(double))
     assert found.evidence[0] == "eager gives 0, then 1"
@@ -490,7 +471,7 @@ def test_an_overwritten_parameter_is_named(golden):
         return answer
 
     bias = model.bias.detach().clone()
-    golden("check-overwritten.txt", told(check_one(model, FakeGraph(overwrites))))
+    golden("check-overwritten.txt", text_of(check_one(model, FakeGraph(overwrites))))
     assert torch.equal(model.bias, bias)
 
 
@@ -505,7 +486,7 @@ def test_rebound_state_is_named_with_its_hazard(golden):
             return x + 1
 
     model = Grows()
-    golden("check-rebound.txt", told(check_one(model, FakeGraph(lambda x: x + 1))))
+    golden("check-rebound.txt", text_of(check_one(model, FakeGraph(lambda x: x + 1))))
 
 
 def test_an_output_that_differs_beside_rebound_state_names_it():
@@ -535,7 +516,7 @@ def test_weights_that_moved_since_capture_are_named():
     assert found.finding_id == "rebinds-state"
 
 
-def test_a_cache_among_the_arguments_is_compared_and_brought_back():
+def test_a_cache_among_the_arguments_is_compared_and_restored():
     class Cache:
         def __init__(self):
             self.keys = torch.zeros(2, 3)
@@ -545,25 +526,24 @@ def test_a_cache_among_the_arguments_is_compared_and_brought_back():
         return cache.keys * 1
 
     cache = Cache()
-    example = example_of(torch.randn(2, 3), cache=cache)
-    assert check_one(model, FakeGraph(model), example).state_tensors == 1
+    assert check_one(model, FakeGraph(model), kwargs={"cache": cache}).state_tensors == 1
     assert not cache.keys.any()
     forgets = FakeGraph(lambda x, *, cache: x * 1)
-    assert check_one(model, forgets, example).where == "state \"kwargs['cache'].keys\""
+    assert check_one(model, forgets, kwargs={"cache": cache}).where == "state \"kwargs['cache'].keys\""
 
 
 def test_a_plain_value_that_differs_is_baked(golden):
     def model(x):
         return x + 1, x.shape[0]
 
-    golden("check-plain-value.txt", told(check_one(model, FakeGraph(lambda x: (x + 1, 1)))))
+    golden("check-plain-value.txt", text_of(check_one(model, FakeGraph(lambda x: (x + 1, 1)))))
 
 
-def test_another_structure_is_told(golden):
+def test_another_structure_is_reported(golden):
     def model(x):
         return {"logits": x, "aux": x + 1}
 
-    golden("check-structure.txt", told(check_one(model, FakeGraph(lambda x: {"logits": x}))))
+    golden("check-structure.txt", text_of(check_one(model, FakeGraph(lambda x: {"logits": x}))))
 
 
 @pytest.mark.parametrize(
@@ -576,26 +556,26 @@ def test_another_structure_is_told(golden):
     ],
     ids=["dtype", "shape", "infinity", "none"],
 )
-def test_other_kinds_of_answers_are_told(wrong, message):
+def test_results_of_another_kind_are_reported(wrong, message):
     def model(x):
         return x + 0
 
-    found = check_one(model, FakeGraph(wrong), example_of(torch.zeros(2, 3, dtype=torch.float32)))
+    found = check_one(model, FakeGraph(wrong), torch.zeros(2, 3))
     assert isinstance(found, Disagreement)
     assert found.message.startswith(message)
     assert found.finding_id is None
 
 
-def test_a_call_that_launches_nothing_is_caught_although_its_answer_is_right():
+def test_a_call_that_launches_nothing_is_caught_although_its_result_is_right():
     model = linear()
-    assert told(check_one(model, NeverLaunches(model))) == (
+    assert text_of(check_one(model, NeverLaunches(model))) == (
         "batch 2, graph: the call returned without launching the graph\n"
     )
 
 
-def test_random_numbers_of_compiled_code_are_told_from_a_wrong_answer():
+def test_random_numbers_of_compiled_code_are_distinguished_from_a_wrong_result():
     model = nn.Dropout(0.5).train()
-    found = check_one(model, FakeGraph(lambda x: x * 2, opaque_regions=1), example_of(torch.randn(2, 64)))
+    found = check_one(model, FakeGraph(lambda x: x * 2, opaque_regions=1), torch.randn(2, 64))
     assert found.evidence[-1] == (
         "eager draws random numbers here, and compiled code draws others from the same seed "
         "(torch._inductor.config.fallback_random makes them equal)"
@@ -605,8 +585,7 @@ def test_random_numbers_of_compiled_code_are_told_from_a_wrong_answer():
 def test_one_wrong_graph_leaves_its_siblings_their_verdict():
     model = linear()
     graphs = {2: FakeGraph(model), 4: AddsNoise(model, 1.0, batch_size=4)}
-    examples = {size: example_of(torch.randn(size, 3)) for size in graphs}
-    found = check_replays(graphs, lambda _: model, examples, model=model, backend=FakeBackend(), seed=1)
+    found = check_graphs(model, graphs, {size: (torch.randn(size, 3),) for size in graphs})
     assert isinstance(found[2], Agreement)
     assert found[4].batch_size == 4
     assert graphs[4].replays == 1
@@ -636,7 +615,7 @@ def test_eager_that_cannot_take_fresh_inputs_is_an_error_of_the_inputs(golden):
     golden("check-fresh-inputs.txt", str(caught.value))
 
 
-def test_the_state_is_brought_back_after_an_error_and_after_ctrl_c():
+def test_the_state_is_restored_after_an_error_and_after_ctrl_c():
     class Stops(FakeGraph):
         def answer(self, x):
             self.model(x)
@@ -649,7 +628,7 @@ def test_the_state_is_brought_back_after_an_error_and_after_ctrl_c():
     assert not model.running_mean.any()
 
 
-def test_state_that_cannot_be_brought_back_is_named():
+def test_state_that_cannot_be_restored_is_named():
     class Forgetful(FakeBackend):
         def set_rng_state(self, state):
             pass

@@ -110,7 +110,7 @@ def test_each_kind_of_value_has_its_words(eager, replay, message):
     assert compare(torch.tensor(eager), torch.tensor(replay), DEFAULT)[0] == message
 
 
-def test_another_layout_is_told():
+def test_another_layout_is_reported():
     found = compare(torch.eye(2), torch.eye(2).to_sparse(), DEFAULT)
     assert found[0] == "replay gives layout sparse_coo where eager gives layout strided"
 
@@ -148,6 +148,6 @@ def test_rounding_may_explain_half_of_the_digits_of_the_largest_value():
     assert rounding_limit(torch.tensor([1.0]), Tolerance(rtol=0.1, atol=0.5)) == pytest.approx(0.6)
 
 
-def test_two_values_are_told_in_words():
+def test_two_values_are_given_as_text():
     assert furthest(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.5])) == ("2", "2.5 at index (1,)")
     assert furthest(torch.zeros(1), torch.zeros(2)) == ("shape (1,)", "shape (2,)")

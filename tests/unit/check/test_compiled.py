@@ -61,7 +61,7 @@ def test_compiled_code_agrees_and_says_whether_it_follows_its_parameters(mode, n
     assert found[4].adversaries == ("zeros", "large values", "rows in another order", "a row of NaN")
 
 
-def test_frozen_weights_are_told(tmp_path):
+def test_frozen_weights_are_noted(tmp_path):
     with torch._inductor.config.patch(freezing=True):
         found = check_compiled("inductor", tmp_path)
     assert {each.notes for each in found.values()} == {(OWN_WEIGHTS,)}

@@ -1,14 +1,12 @@
-"""What must hold beyond one replay: earlier answers, changed parameters, generators, rows beside other rows."""
+"""What must hold beyond one replay: earlier results, changed parameters, generators, rows beside other rows."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from tests.unit.check.fakes import AnswersCapture, FakeBackend, FakeGraph
+from tests.unit.check.fakes import AnswersCapture, FakeGraph, check_graphs, check_one
 from torch import nn
 
-from pytest_cudagraph.check import check_replays
-from pytest_cudagraph.inputs import Example
 from pytest_cudagraph.values import Agreement, Disagreement
 
 FOLLOWS_NOT = "eager follows an in-place change of a parameter, replay does not"
@@ -19,35 +17,11 @@ OWN_WEIGHTS = (
 )
 
 
-@pytest.fixture(autouse=True)
-def _same_numbers_every_time():
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        yield
-
-
 def linear():
     return nn.Linear(3, 4).eval()
 
 
-def check_graphs(model, graphs, examples, captured=None, **options):
-    return check_replays(
-        graphs,
-        lambda _: model,
-        {size: Example(args=(example,), kwargs={}) for size, example in examples.items()},
-        model=model,
-        backend=FakeBackend(),
-        seed=7,
-        captured_for=(lambda _: captured) if captured else None,
-        **options,
-    )
-
-
-def check_one(model, graph, example=None, **options):
-    return check_graphs(model, {2: graph}, {2: torch.randn(2, 3) if example is None else example}, **options)[2]
-
-
-# --- earlier answers ---
+# --- earlier results ---
 
 
 class Drifts(FakeGraph):
@@ -68,7 +42,7 @@ def test_an_answer_that_changes_after_a_siblings_replays_is_caught(golden):
     sibling = FakeGraph(double, batch_size=4)
     # Two rounds, four adversarial inputs and the rows of the smaller batch: seven replays before the last.
     graphs = {2: Drifts(double, sibling, after=6), 4: sibling}
-    found = check_graphs(double, graphs, {2: torch.ones(2, 3), 4: torch.ones(4, 3)})
+    found = check_graphs(double, graphs, {2: (torch.ones(2, 3),), 4: (torch.ones(4, 3),)})
     assert isinstance(found[4], Agreement)
     golden(
         "check-later.txt",
@@ -269,7 +243,7 @@ def rows_note(where, found):
 
 def check_sizes(model):
     graphs = {size: FakeGraph(model, batch_size=size) for size in (2, 4)}
-    return check_graphs(model, graphs, {size: torch.randn(size, 3) for size in (2, 4)})
+    return check_graphs(model, graphs, {size: (torch.randn(size, 3),) for size in (2, 4)})
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,7 @@ def test_a_program_that_the_child_cannot_load_is_packaged_here(tmp_path, setting
     assert packaged == [tmp_path / "package.pt2"]
 
 
-def test_a_failure_in_the_child_is_told(tmp_path, settings, program, monkeypatch):
+def test_a_failure_in_the_child_is_reported(tmp_path, settings, program, monkeypatch):
     def fail(command, log, timeout_s):
         (tmp_path / packages.FAILURE).write_text(json.dumps("InvalidCxxCompiler: no compiler"))
         return packages.FAILED
