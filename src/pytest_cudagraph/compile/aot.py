@@ -174,7 +174,7 @@ class AotCompiler:
 
     def compile(self, model: Model, example: Example, label: str) -> tuple[NestedCall, CompiledRegion, tuple[str, ...]]:
         """The package as a call, its region, and notes. Raises errors of PyTorch, and :class:`TimeoutError`."""
-        _require_capturable(self.backend)
+        require_capturable(self.backend)
         arguments = ArgumentLayout.of((example.args, example.kwargs))
         flat = FlatModel(model, arguments)
         # Export each time: the key is the exported graph, because no hash of source code identifies a computation.
@@ -231,7 +231,8 @@ def _load_parameters() -> Mapping[str, inspect.Parameter]:
     return inspect.signature(aoti_load_package).parameters
 
 
-def _require_capturable(backend: Backend) -> None:
+def require_capturable(backend: Backend) -> None:
+    """Raise :class:`CudagraphError` if packages of this torch cannot be captured on CUDA."""
     if backend.kind == "cuda" and "run_single_threaded" not in _load_parameters():
         raise CudagraphError(
             f"compile='aot' on CUDA needs torch 2.7 or newer, found {torch.__version__}: its packages "

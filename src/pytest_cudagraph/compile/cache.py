@@ -34,7 +34,7 @@ def content_key(program: ExportedProgram, *, device: str, options: Mapping[str, 
     if _OWN_SOURCE in text or not all(_is_hashable(value) for value in constants.values()):
         return None
     digest = hashlib.sha256()
-    for part in (_FORMAT, text, _inputs_text(program), machine_text(device), _options_text(options)):
+    for part in (_FORMAT, text, _inputs_text(program), machine_text(device), options_text(options)):
         digest.update(part.encode() + b"\0")
     for name, tensor in sorted(constants.items()):
         digest.update(f"{name} {_layout_text(tensor)}\0".encode())
@@ -79,7 +79,8 @@ def _inputs_text(program: ExportedProgram) -> str:
     return "\n".join(_layout_text(each) if isinstance(each, torch.Tensor) else repr(each) for each in arguments)
 
 
-def _options_text(options: Mapping[str, Any]) -> str:
+def options_text(options: Mapping[str, Any]) -> str:
+    """The options that generated code depends on."""
     kept = {name: value for name, value in options.items() if not any(word in name for word in _IRRELEVANT)}
     return "\n".join(f"{name}={value!r}" for name, value in sorted(kept.items()))
 

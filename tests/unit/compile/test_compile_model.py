@@ -263,10 +263,8 @@ def test_a_whole_package_that_does_not_load_is_rebuilt(backend, examples, tmp_pa
 
 
 def test_packages_of_a_torch_that_cannot_capture_them_are_refused_on_cuda(backend, examples, tmp_path, monkeypatch):
-    from pytest_cudagraph.compile import aot
-
     backend.kind = "cuda"
-    monkeypatch.setattr(aot, "_load_parameters", dict)
+    monkeypatch.setattr(torch._inductor, "aoti_load_package", lambda path: None)
     with pytest.raises(CudagraphError, match=r"compile='aot' on CUDA needs torch 2.7 or newer, found "):
         compile_model(Small(), examples(2), "aot", backend, cache_dir=tmp_path)
 

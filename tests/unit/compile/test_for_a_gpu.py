@@ -54,16 +54,16 @@ def test_a_torch_whose_packages_keep_their_threads_is_refused_on_a_gpu_alone(mon
     monkeypatch.setattr(torch, "__version__", "2.6.0")
     monkeypatch.setattr(torch._inductor, "aoti_load_package", lambda path: None)
     with pytest.raises(CudagraphError) as raised:
-        aot._require_capturable(SimpleNamespace(kind="cuda"))
+        aot.require_capturable(SimpleNamespace(kind="cuda"))
     assert str(raised.value) == (
         "compile='aot' on CUDA needs torch 2.7 or newer, found 2.6.0: its packages synchronize threads, "
         "which a capture refuses\n  to fix: install a newer torch, or use compile='inductor'"
     )
-    aot._require_capturable(SimpleNamespace(kind="cpu"))
+    aot.require_capturable(SimpleNamespace(kind="cpu"))
 
 
 def test_a_torch_that_can_load_without_threads_may_package_for_a_gpu(loaded):
-    aot._require_capturable(SimpleNamespace(kind="cuda"))
+    aot.require_capturable(SimpleNamespace(kind="cuda"))
     assert loaded == []
 
 

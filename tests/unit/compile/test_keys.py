@@ -103,8 +103,8 @@ def test_a_weight_that_is_more_than_its_bytes_has_no_key():
 def test_options_are_the_same_in_another_process():
     show = (
         "import warnings; warnings.simplefilter('ignore')\n"
-        "from pytest_cudagraph.compile.cache import _options_text, compile_options\n"
-        "print(_options_text(compile_options()))"
+        "from pytest_cudagraph.compile.cache import options_text, compile_options\n"
+        "print(options_text(compile_options()))"
     )
     path = [sys.executable, "-c", show]
     first, second = (subprocess.run(path, check=True, capture_output=True, text=True).stdout for _ in range(2))
