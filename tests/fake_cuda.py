@@ -40,9 +40,9 @@ def capture(pool, model):
 class FakeCuda:
     """``failures`` maps a call's name to what its next calls raise (None: nothing).
 
-    ``version`` is that of the torch imitated. 2.10 has a second allocator, for pinned memory, which nobody can tell
-    that a capture has failed; 2.13 tells both itself but keeps the share in the pool; 2.14 gives that back too, and
-    finds generators without being told of them.
+    ``version`` is that of the imitated torch. 2.10 has a second allocator, for pinned memory, which cannot be told that
+    a capture has failed. 2.13 tells both allocators but keeps the share in the pool. 2.14 returns that share too,
+    and finds generators by itself.
     """
 
     def __init__(self, *, keeps_graphs=False, failures=None, version=(2, 11), allocator="native"):

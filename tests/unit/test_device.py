@@ -1,4 +1,4 @@
-"""Which device a run gets, and what it is told when there is none."""
+"""The device of a run, and the message when there is none."""
 
 import sys
 import warnings
@@ -59,7 +59,7 @@ def test_a_usable_gpu_is_chosen_and_judged(machine, option):
 
 
 def test_the_cpu_by_name_is_judged_without_looking_for_a_gpu(monkeypatch):
-    monkeypatch.setattr(device, "why_no_gpu", lambda: pytest.fail("nobody asked for a GPU"))
+    monkeypatch.setattr(device, "why_no_gpu", lambda: pytest.fail("no GPU was requested"))
     assert choose("cpu", require_gpu=False) == Choice(kind="cpu", judged=True, reason=REASON_BY_NAME)
 
 
@@ -203,7 +203,7 @@ def test_nvml_that_does_not_shut_down_costs_a_run_nothing(machine):
 
 
 @pytest.mark.parametrize(
-    ("nvml", "name", "told"),
+    ("nvml", "name", "expected"),
     [
         ({}, "NVIDIA H200", (None, 500, "default clocks")),
         ({"clock_mhz": 1500}, "NVIDIA H200", (None, 500, "application clock 1500 MHz")),
@@ -214,9 +214,9 @@ def test_nvml_that_does_not_shut_down_costs_a_run_nothing(machine):
         ({"failing": ["nvmlInit"]}, "NVIDIA H200", (None, None, None)),
     ],
 )
-def test_what_decides_a_gpus_speed_is_described(machine, nvml, name, told):
+def test_what_decides_a_gpus_speed_is_described(machine, nvml, name, expected):
     fake = FakeNvml(**nvml)
     machine(available=True, nvml=fake, gpus=[name])
     found = describe("cuda")
-    assert (found.mig, found.power_limit_w, found.clocks) == told
+    assert (found.mig, found.power_limit_w, found.clocks) == expected
     assert fake.open == 0

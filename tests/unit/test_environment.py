@@ -105,12 +105,12 @@ def test_a_project_is_named_as_at_its_remote(git, url):
 
 
 def test_a_signed_commit_whose_signature_git_likes_to_show_is_described_like_any_other(git):
-    witness, signature = git.root.parent / "gpg", git.root.parent / "signature"
+    program, signature = git.root.parent / "gpg", git.root.parent / "signature"
     signature.write_text("-----BEGIN PGP SIGNATURE-----\n\nx\n-----END PGP SIGNATURE-----\n")
     said = "gpg: Good signature\\n\\n[GNUPG:] SIG_CREATED "
-    witness.write_text(f"#!/bin/sh\ncat > {os.devnull}\ncat {signature}\nprintf '{said}' >&2\n")
-    witness.chmod(0o755)
-    git("config", "gpg.program", str(witness))
+    program.write_text(f"#!/bin/sh\ncat > {os.devnull}\ncat {signature}\nprintf '{said}' >&2\n")
+    program.chmod(0o755)
+    git("config", "gpg.program", str(program))
     git("config", "commit.gpgSign", "true")
     git("config", "log.showSignature", "true")
     identity = commit_file(git)

@@ -36,7 +36,7 @@ def one_thread(monkeypatch):
 
 @pytest.fixture
 def cuda():
-    gc.unfreeze()  # A capture freezes the heap only where nobody else did, and most tests run with a frozen one.
+    gc.unfreeze()  # A capture freezes the heap only if it is not frozen yet, and most tests run with a frozen heap.
     yield FakeCuda()
     gc.freeze()
 

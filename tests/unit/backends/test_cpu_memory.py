@@ -119,7 +119,7 @@ def test_a_replay_that_would_read_freed_memory_raises_and_names_it(twin, name):
     assert output.isfinite().all()
 
 
-def test_a_parameter_without_its_memory_is_found_by_the_replay_that_proves(twin):
+def test_a_parameter_without_its_memory_is_found_by_the_replay_after_poison(twin):
     model = Scaled()
     graph = capture(twin, model, torch.ones(2, 2))
     graph.replay()
@@ -129,7 +129,7 @@ def test_a_parameter_without_its_memory_is_found_by_the_replay_that_proves(twin)
         graph.replay()
 
 
-def test_many_dead_tensors_are_told_in_a_few_lines(twin):
+def test_many_dead_tensors_are_named_in_a_few_lines(twin):
     layers = [nn.Linear(2, 2) for _ in range(4)]
     graph = capture(twin, nn.Sequential(*layers).forward, torch.ones(2, 2))
     layers.clear()
@@ -141,7 +141,7 @@ def test_many_dead_tensors_are_told_in_a_few_lines(twin):
     assert text[6] == "  and 3 more"
 
 
-def test_a_tensor_without_a_name_is_told_by_its_reader(twin):
+def test_a_tensor_without_a_name_is_named_by_its_reader(twin):
     tables = [torch.ones(2)]
     graph = capture(twin, lambda x: x * tables[0], torch.ones(2))
     assert graph(torch.ones(2)).tolist() == [1, 1]

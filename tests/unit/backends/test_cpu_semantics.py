@@ -356,19 +356,19 @@ def test_autocast_inside_the_model_is_recorded(twin):
     assert torch.equal(graph(given), wanted)
 
 
-def test_a_capture_answers_that_a_stream_is_capturing_and_then_no_more(twin, monkeypatch):
+def test_during_a_capture_torch_says_that_a_stream_is_capturing_and_then_no_more(twin, monkeypatch):
     def never():
         return False
 
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", never)
-    answers = []
+    claimed = []
 
     def model(x):
-        answers.append(torch.cuda.is_current_stream_capturing())
+        claimed.append(torch.cuda.is_current_stream_capturing())
         return x + 1
 
     capture(twin, model, torch.ones(2))
-    assert answers == [False, False, False, True]
+    assert claimed == [False, False, False, True]
     assert torch.cuda.is_current_stream_capturing is never
 
 

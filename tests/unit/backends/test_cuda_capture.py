@@ -262,7 +262,7 @@ def test_leaving_the_pool_closes_every_graph_after_waiting_for_the_device(backen
     assert cuda.calls == ["synchronize", "reset"]
 
 
-def test_a_graph_that_was_closed_says_so(backend):
+def test_a_closed_cuda_graph_says_so(backend):
     graph = capture(backend, lambda x: x + 1, torch.ones(2), batch_size=2)
     graph.close()
     for use in (lambda: graph(torch.ones(2)), graph.replay, graph.poison):

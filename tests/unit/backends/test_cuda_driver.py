@@ -13,7 +13,7 @@ FUNCTION, KERNEL = 0x7F0000000030, 0x7F0000000040
 
 
 class Library:
-    """libcuda, as far as it is asked; ``fails`` are the questions it answers with an error."""
+    """libcuda, as far as it is called; the calls in ``fails`` return an error."""
 
     def __init__(self, fails=()):
         self.fails = fails

@@ -88,7 +88,7 @@ def test_cycles_end_and_unbound_variables_are_no_error():
     assert outer() == []
 
 
-def test_a_search_ends_somewhere():
+def test_a_search_visits_at_most_its_limit():
     assert generators_of("cpu", [[[GENERATOR]]], limit=2) == []
 
 
@@ -112,7 +112,7 @@ def test_without_registration_torch_would_refuse_it(pool, monkeypatch):
     assert raised.value.hazard == "rng"
 
 
-def test_a_generator_stays_where_it_stood_after_a_refusal_and_the_rehearsal_takes_it_out_of_capture_mode(cuda, pool):
+def test_a_generator_stays_where_it_stood_after_a_refusal_and_the_test_capture_ends_its_capture_mode(cuda, pool):
     model = Draws()
     before = model.generator.get_state()
     with pytest.raises(CaptureRefusal, match="operation not permitted"):

@@ -96,7 +96,7 @@ def test_a_torch_that_keeps_no_graphs_is_not_asked_to():
 
 
 @pytest.mark.parametrize("driver", [{"params_error": 1}, {"name_error": 1}])
-def test_a_kernel_whose_name_is_not_told_is_still_counted(driver):
+def test_a_kernel_without_a_name_is_still_counted(driver):
     nodes = [(0, ADD)]
     assert receipt(Runtime(nodes), Driver(nodes, **driver)).kernel_names == {"kernel": 1}
 
@@ -208,7 +208,7 @@ def test_a_driver_that_fails_at_either_question_leaves_the_count_open_and_says_w
     assert found.why == "the driver does not list the nodes of this graph (RuntimeError: cudaGraphGetNodes: 1)"
 
 
-def test_a_node_whose_kind_is_not_told_is_a_node_and_no_kernel():
+def test_a_node_of_unknown_kind_is_a_node_and_no_kernel():
     found = count_nodes(Raw(), Bindings(SilentRuntime(2, type_error=1), None))
     assert (found.nodes, found.kernels) == (2, 0)
 

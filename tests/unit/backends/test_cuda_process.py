@@ -21,14 +21,14 @@ def capture_with(cuda):
     return capture_in(CudaBackend(cuda=cuda, device="cpu").pool(), adds_one)
 
 
-# Other allocators, which raise where torch's own tells
+# Other allocators, which raise where torch's own has an answer
 
 
 @pytest.mark.parametrize("allocator", ["cudaMallocAsync", "pluggable"])
 def test_with_an_allocator_that_lists_no_memory_graphs_are_captured_and_never_filled(allocator):
     graph = capture_with(FakeCuda(allocator=allocator))
     output = graph.replay()
-    graph.poison()  # nobody knows which memory is the graph's own
+    graph.poison()  # the backend does not know which memory is the graph's own
     assert not output.isnan().any()
     assert graph(torch.zeros(2)).tolist() == [1.0, 1.0]
 
@@ -37,9 +37,9 @@ def test_without_pools_the_memory_of_a_graph_is_what_the_allocator_has_grown_by(
     assert capture_with(FakeCuda(allocator="cudaMallocAsync")).receipt.memory_bytes == 8
 
 
-@pytest.mark.parametrize("answers", [[RuntimeError(NO_STATISTICS)] * 2, [None, RuntimeError(NO_STATISTICS)]])
-def test_an_allocator_that_keeps_no_statistics_leaves_the_memory_of_a_graph_open(answers):
-    cuda = FakeCuda(allocator="pluggable", failures={"memory_reserved": answers})
+@pytest.mark.parametrize("readings", [[RuntimeError(NO_STATISTICS)] * 2, [None, RuntimeError(NO_STATISTICS)]])
+def test_an_allocator_that_keeps_no_statistics_leaves_the_memory_of_a_graph_open(readings):
+    cuda = FakeCuda(allocator="pluggable", failures={"memory_reserved": readings})
     assert capture_with(cuda).receipt.memory_bytes is None
 
 
@@ -78,7 +78,7 @@ def test_a_call_that_ends_on_another_stream_is_refused_at_the_operation_that_no_
     assert_fit(cuda, capture)
 
 
-def test_a_call_that_ends_elsewhere_only_while_it_is_captured_is_told_what_to_do_all_the_same():
+def test_a_call_that_ends_elsewhere_only_while_it_is_captured_still_gets_the_remedy():
     refusal = refusal_of(RuntimeError("Capture must end on the same stream it began on."))
     assert (refusal.hazard, refusal.operation) == ("unknown-op", "")
     assert "wait_stream both ways" in refusal.fix
@@ -121,7 +121,7 @@ def test_a_stream_that_is_given_back_is_no_trouble(cuda, capture, other):
 # Other GPUs
 
 
-def test_everything_is_asked_of_the_backends_own_gpu_whichever_is_current():
+def test_every_call_concerns_the_backends_own_gpu_whichever_is_current():
     cuda = FakeCuda(allocator="cudaMallocAsync")
     backend = CudaBackend(1, cuda=cuda, device="cpu")
     with backend.pool() as pool:
@@ -185,7 +185,7 @@ def test_a_capture_that_is_refused_lets_the_others_go_on(capture, hold):
     assert hold.depth == 0
 
 
-def test_whoever_waits_for_the_device_waits_for_a_capture_first(backend, capture, cuda, hold):
+def test_a_wait_for_the_device_waits_for_a_capture_first(backend, capture, cuda, hold):
     backend.synchronize()
     assert cuda.calls == ["hold", "synchronize", "release"]
     graph = capture(adds_one)
@@ -194,7 +194,7 @@ def test_whoever_waits_for_the_device_waits_for_a_capture_first(backend, capture
     assert cuda.calls == ["hold", "synchronize", "release", "reset"]
 
 
-def test_a_replay_waits_for_nobodys_capture(capture, cuda, hold):
+def test_a_replay_waits_for_no_capture(capture, cuda, hold):
     graph = capture(adds_one)
     cuda.calls.clear()
     graph(torch.zeros(2))

@@ -57,7 +57,7 @@ def test_after_a_refused_capture_earlier_graphs_of_the_pool_still_replay_and_kee
     assert (cuda.shares[handle], cuda.shares[cuda.graphs[1].handle]) == (1, 1)
 
 
-def test_the_clean_up_ends_the_allocation_gives_back_the_share_and_rehearses(cuda, pool):
+def test_the_clean_up_ends_the_allocation_gives_back_the_share_and_makes_a_test_capture(cuda, pool):
     with pytest.raises(CaptureRefusal):
         capture(pool, reads_a_scalar)
     end = len(cuda.calls) - cuda.calls[::-1].index("end_allocation") - 1

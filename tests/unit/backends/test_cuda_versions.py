@@ -71,7 +71,7 @@ def test_workspaces_are_taken_from_the_graphs_pool_and_forgotten_after_the_captu
 def test_workspaces_are_forgotten_after_a_refused_capture_too(cuda, pool, workspaces):
     with pytest.raises(CaptureRefusal):
         capture(pool, reads_a_scalar)
-    # around the refused capture, and around the rehearsal of the recovery
+    # around the refused capture, and around the test capture of the recovery
     assert cuda.names().count("clear_workspaces") == 4
 
 
@@ -110,7 +110,7 @@ def test_the_watchdogs_of_distributed_count_as_threads(one_thread, monkeypatch):
         "operation failed due to a previous error during capture",
     ],
 )
-def test_work_on_another_stream_is_named_by_its_operation_and_line(cuda, capture_end_says, said):
+def test_work_on_another_stream_is_named_by_its_operation_and_line(cuda, refused_at_the_end, said):
     side = FakeStream(cuda, "other")
 
     def model(x):
@@ -119,20 +119,20 @@ def test_work_on_another_stream_is_named_by_its_operation_and_line(cuda, capture
             z = y.mul(2)
         return y + z
 
-    refusal = capture_end_says(said, model)
+    refusal = refused_at_the_end(said, model)
     assert refusal.text == said
     assert (refusal.hazard, refusal.operation) == ("unknown-op", "aten.mul")
     assert refusal.site.line == model.__code__.co_firstlineno + 3
     assert "wait_stream both ways" in refusal.fix
 
 
-def test_an_echo_without_a_known_cause_still_says_what_to_do(cuda, capture_end_says):
-    refusal = capture_end_says("capturing stream has unjoined work", adds_one)
+def test_an_echo_without_a_known_cause_still_says_what_to_do(cuda, refused_at_the_end):
+    refusal = refused_at_the_end("capturing stream has unjoined work", adds_one)
     assert (refusal.operation, refusal.site) == ("", None)
     assert "wait_stream both ways" in refusal.fix
 
 
-def test_what_is_refused_on_any_stream_comes_before_what_strayed(cuda, capture_end_says):
+def test_a_refused_operation_comes_before_one_on_another_stream(cuda, refused_at_the_end):
     side = FakeStream(cuda, "other")
 
     def model(x):
@@ -143,14 +143,14 @@ def test_what_is_refused_on_any_stream_comes_before_what_strayed(cuda, capture_e
         with cuda.stream(side):
             return x + 1
 
-    refusal = capture_end_says("operation failed due to a previous error during capture", model)
+    refusal = refused_at_the_end("operation failed due to a previous error during capture", model)
     assert refusal.hazard == "host-sync"
     assert refusal.fix == ""
     assert refusal.site.line == model.__code__.co_firstlineno + 2
 
 
 @pytest.fixture
-def capture_end_says(cuda, pool):
+def refused_at_the_end(cuda, pool):
     def refused(said, model):
         cuda.failures["capture_end"] = [RuntimeError(f"CUDA error: {said}\nCompile with TORCH_USE_CUDA_DSA.")]
         with pytest.raises(CaptureRefusal) as raised:
