@@ -33,7 +33,7 @@ def training_note(model: Model, findings: Iterable[Finding]) -> str:
     if not effects:
         return ""
     count = plural(len(modules), "module")
-    return f"the model is in training mode ({count}): {', '.join(effects)}; if you do not want this, call .eval()"
+    return f"the model is in training mode ({count}): {', '.join(effects)}. If you do not want this, call .eval()"
 
 
 def _effects(module: nn.Module) -> list[str]:
@@ -52,7 +52,7 @@ class Audit:
     findings: tuple[Finding, ...] = ()
     not_judged: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    """What is legal but rarely intended."""
+    """Remarks on legal use that is rarely intended."""
 
     @property
     def errors(self) -> tuple[Finding, ...]:
@@ -69,7 +69,7 @@ def audit(model: Model, example: Example, backend: Backend, another: Example | N
     """
     sealed = sorted(set(_sealed_parts(model)))
     if sealed:
-        not_judged = tuple(f"{part}; audit the eager module it was made from" for part in sealed)
+        not_judged = tuple(f"{part}. Audit its eager module instead" for part in sealed)
         return Audit(not_judged=not_judged, notes=_notes(model, ()))
     seen = run_probes(model, example, backend, another)
     findings = findings_of(seen)

@@ -38,7 +38,7 @@ def is_explained(seen: ProbeResults) -> bool:
 
 
 def refused_in(first: Trace, parts: Trace | None) -> tuple[RawFinding, ...]:
-    """What the rules say of a call with whole composite operations, and of one with their parts."""
+    """The findings of the rules in a call with whole composite operations, and in one with their parts."""
     whole = _refusals(first)
     # On a CPU one_hot reads its input to check the range of the classes, on CUDA it does not. If the rules allow the
     # whole operation, reads of its parts at that line are legal.
@@ -61,7 +61,7 @@ def _refusals(trace: Trace) -> list[RawFinding]:
 
 
 def _refused_elsewhere(seen: ProbeResults) -> Iterator[RawFinding]:
-    """What the rules refuse at another batch size, or on a GPU, but not in the first call."""
+    """The refusals at another batch size or on a GPU that the first call does not have."""
     known = {(raw.id, raw.site) for raw in seen.refused}
     for where, trace in seen.elsewhere.items():
         for raw in _refusals(trace):

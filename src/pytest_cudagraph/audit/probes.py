@@ -71,7 +71,7 @@ class ProbeCall:
         return recorder.trace
 
     def judge(self, example: Example, held: Held, mode: AbstractContextManager[Any] | None = None) -> Trace:
-        """What the rules say. ``mode`` replaces the mode in which graphs are captured."""
+        """A trace with the findings of the rules only. ``mode`` replaces the mode in which graphs are captured."""
         given = inputs.clone(example)
         rules = RuleWatch(self.backend, self._known(given, held)[0])
         self._call(given, observing(rules), mode)

@@ -123,15 +123,14 @@ _TAKES_BOTH = frozenset(
 
 
 class _Made(NamedTuple):
-    """Memory that may lie on the host."""
+    """Memory that may lie on the host. ``origin`` is the line that creates it there by name."""
 
     storage: StorageWeakRef
     origin: RawFinding | None
-    """Where the source names the host as the device."""
 
 
 class Placement:
-    """Where the tensors of one call lie, as far as that is certain. ``device`` is the memory of inputs and state."""
+    """The places of the tensors of one call, as far as they are certain. ``device``: memory of inputs and state."""
 
     def __init__(self, device: Iterable[int]) -> None:
         self._device: set[int | None] = set(device)
@@ -184,7 +183,7 @@ class RuleChecker:
         self._numbers: dict[int | None, object] = {}
 
     def judge(self, info: OperatorInfo, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> RawFinding | None:
-        """What a capture says of an operation. The finding has a line only if that is not the running line."""
+        """The finding of the rules in an operation. It has a line only if that is not the running line."""
         if info.is_lift:
             self._remember_number(args[0])
         found = hazards.judge(info.func, args, kwargs, self._is_number) if info.is_judged else None

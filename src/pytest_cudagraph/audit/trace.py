@@ -123,12 +123,12 @@ def storage_of(tensor: torch.Tensor) -> StorageWeakRef | None:
 
 @dataclass(slots=True, kw_only=True)
 class ProbeResults:
-    """What the calls of an audit showed. A call that raised is None, with a line in ``not_judged``."""
+    """The results of all calls of an audit. A call that raised is None, with a line in ``not_judged``."""
 
     first: Trace
     """In the mode in which graphs are captured, which keeps composite operations whole."""
     changes: Changes
-    """What the first call changed in the state."""
+    """The changes of the first call to the state."""
     registered: frozenset[str]
     """The names of parameters and buffers among the state."""
     storages: dict[str, int | None]
@@ -143,15 +143,15 @@ class ProbeResults:
     others: dict[str, Trace] = field(default_factory=dict)
     """Calls on other inputs of the same shapes, from the state of the first call, that differ from the first call."""
     refused: tuple[RawFinding, ...] = ()
-    """What the rules refuse or note in the first call, and again under ``no_grad``, which splits composites."""
+    """The findings of the rules in the first call, and in a call under ``no_grad``, which splits composites."""
     elsewhere: dict[str, Trace] = field(default_factory=dict)
-    """What the rules see at another batch size, and on the branches that only a GPU takes."""
+    """The calls at another batch size and on the branches that only a GPU takes, for the rules."""
     host_calls: list[RawFinding] = field(default_factory=list)
     not_judged: list[str] = field(default_factory=list)
 
 
 def differences(first: Trace, second: Trace) -> tuple[RawFinding, ...]:
-    """Where two calls differ: operations, plain arguments, shapes, memory from outside.
+    """The differences of two calls: operations, plain arguments, shapes, memory from outside.
 
     The comparison ends at the first other operation or shape, because later differences are its consequences.
     """

@@ -57,7 +57,7 @@ def refused_calls() -> Iterator[RefusedCall]:
 
 
 def moves_to_host(args: tuple[Any, ...], kwargs: dict[str, Any], *, by_name: bool) -> bool:
-    """Whether ``Tensor.to(*args, **kwargs)`` asks for the CPU; with ``by_name`` only if the source spells it out."""
+    """Whether ``Tensor.to(*args, **kwargs)`` asks for the CPU. ``by_name``: only if the source names it."""
     if not any(map(is_host, (*args[1:2], kwargs.get("device")))):
         return False
     # On a CPU a variable may hold the model's own device.

@@ -11,7 +11,7 @@ from pytest_cudagraph.values import Level, Site
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hazard:
-    """One entry of the catalogue. CUDA refuses a ``loud`` hazard; any other makes the replay wrong without an error."""
+    """One entry of the catalogue. CUDA refuses a ``loud`` hazard. Others make the replay wrong without an error."""
 
     id: str
     loud: bool

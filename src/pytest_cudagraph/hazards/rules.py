@@ -72,7 +72,7 @@ def refusal(
 def judge(
     func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], from_host: FromHost | None = None
 ) -> RawFinding | None:  # fmt: skip
-    """What the rules find in this operation: an error or a note, or None. For ``from_host`` see :func:`refusal`."""
+    """The finding in this operation: an error, a note, or None. For ``from_host`` see :func:`refusal`."""
     for rule in _rules(func):
         found = rule(args, kwargs, from_host)
         if found is not None:

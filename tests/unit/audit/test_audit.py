@@ -181,7 +181,7 @@ TRAINED = {
 @pytest.mark.parametrize("name", TRAINED)
 def test_training_mode_is_a_note_where_it_has_an_effect(name):
     model, effects = TRAINED[name]
-    words = f"the model is in training mode {effects}; if you do not want this, call .eval()"
+    words = f"the model is in training mode {effects}. If you do not want this, call .eval()"
     assert audited(model.train(), torch.randn(3, 4)).notes == (words,)
     assert audited(model.eval(), torch.randn(3, 4)).notes == ()
 
@@ -432,7 +432,7 @@ def test_a_constant_of_the_host_that_meets_only_the_hosts_tensors_is_not_judged(
 def test_a_scripted_model_is_not_audited():
     with pytest.warns(DeprecationWarning, match="torch.jit.script"):
         scripted = torch.jit.script(nn.Linear(4, 4))
-    assert audited(scripted).not_judged == ("the model is scripted; audit the eager module it was made from",)
+    assert audited(scripted).not_judged == ("the model is scripted. Audit its eager module instead",)
 
 
 @pytest.mark.slow
@@ -447,14 +447,14 @@ def test_a_scripted_model_is_not_audited():
 )
 def test_compiled_code_is_neither_audited_nor_called(wrap, line):
     found = audited(wrap(loud.Item()))
-    assert found == Audit(not_judged=(f"{line}; audit the eager module it was made from",))
+    assert found == Audit(not_judged=(f"{line}. Audit its eager module instead",))
 
 
 @pytest.mark.slow
 def test_a_module_compiled_in_place_is_not_audited():
     model = loud.Item()
     model.compile(backend="eager")
-    assert audited(model).not_judged == ("the model is compiled; audit the eager module it was made from",)
+    assert audited(model).not_judged == ("the model is compiled. Audit its eager module instead",)
 
 
 def test_a_custom_operator_is_said_not_to_be_judged():
