@@ -62,9 +62,9 @@ class EvidenceRule:
             raise ValueError(f"tolerance must be at least 0 and below 1, not {tolerance!r}")
         if min_blocks < 1:
             raise ValueError(f"min_blocks must be at least 1, not {min_blocks!r}")
-        self._target_ratio = target_ratio
-        self._boundary_ratio = target_ratio * (1.0 - tolerance)
-        self._boundary_log = math.log(self._boundary_ratio)
+        self.target_ratio = target_ratio
+        self.boundary_ratio = target_ratio * (1.0 - tolerance)  # the tested speedup: timing has systematic errors
+        self._boundary_log = math.log(self.boundary_ratio)
         self._pass_evidence = 1.0 / pass_alpha
         self._fail_evidence = 1.0 / fail_alpha
         self._min_blocks = self._next_look = min_blocks
@@ -73,27 +73,12 @@ class EvidenceRule:
         self._log_ratios: list[float] = []
         self._elapsed_ns = 0.0
         self._bets = _Bets(Window(0.0, 0.0, 0.0), self._boundary_log)
-        self._decision: Decision = "open"
-
-    @property
-    def target_ratio(self) -> float:
-        """The required speedup."""
-        return self._target_ratio
-
-    @property
-    def boundary_ratio(self) -> float:
-        """The tested speedup: the target minus the tolerance for systematic errors of timing."""
-        return self._boundary_ratio
-
-    @property
-    def decision(self) -> Decision:
-        """``pass`` or ``fail`` after :meth:`is_finished` returned True; then it never changes."""
-        return self._decision
+        self.decision: Decision = "open"  # does not change after ``pass`` or ``fail``
 
     @property
     def decided_in(self) -> Window | None:
         """The window of the blocks that decided; None without a decision."""
-        return None if self._decision == "open" else self._bets.window
+        return None if self.decision == "open" else self._bets.window
 
     def add(self, block: Block) -> None:
         """Add one block. The latencies of both arms must be above zero."""
@@ -101,7 +86,7 @@ class EvidenceRule:
 
     def is_finished(self, elapsed_ns: float) -> bool:
         """Whether the blocks so far give a verdict; ``elapsed_ns`` counts from the first sample of the measurement."""
-        if self._decision != "open":
+        if self.decision != "open":
             return True
         self._elapsed_ns, count = elapsed_ns, len(self._log_ratios)
         if count < self._next_look or elapsed_ns < self._least_ns:
@@ -109,8 +94,8 @@ class EvidenceRule:
         self._next_look = count + 1 + count // _LOOK_EVERY
         decision = self._look()
         if decision != "fail" or elapsed_ns >= self._least_ns_to_fail(self._bets.window):
-            self._decision = decision
-        return self._decision != "open"
+            self.decision = decision
+        return self.decision != "open"
 
     def weighed(self) -> UndecidedState | None:
         """The evidence state at the last :meth:`is_finished`; None without blocks."""
@@ -182,25 +167,13 @@ class _Bets:
 class FixedTimeRule:
     """Stops after a fixed time and a few blocks, without a verdict: for measurements whose speed is not judged."""
 
+    target_ratio = boundary_ratio = None
+    decision: Decision = "open"
+
     def __init__(self, *, time_ns: float = to_ns(0.3), min_blocks: int = 10) -> None:
         self._time_ns = time_ns
         self._min_blocks = min_blocks
         self._blocks = 0
-
-    @property
-    def target_ratio(self) -> None:
-        """None: no speedup is required."""
-        return None
-
-    @property
-    def boundary_ratio(self) -> None:
-        """None: nothing is tested."""
-        return None
-
-    @property
-    def decision(self) -> Decision:
-        """Always ``open``."""
-        return "open"
 
     def add(self, block: Block) -> None:
         """Count the block."""
