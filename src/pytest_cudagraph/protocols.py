@@ -50,7 +50,7 @@ class CapturedGraph(Protocol):
 
 
 @runtime_checkable
-class TellsBusyTime(Protocol):
+class MeasuresBusyTime(Protocol):
     """A graph that measures the time of its operations, for a device without events."""
 
     def busy_ns(self) -> float:

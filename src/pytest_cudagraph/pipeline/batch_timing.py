@@ -13,7 +13,7 @@ from pytest_cudagraph.inputs.example import opaque_arguments
 from pytest_cudagraph.monitor import PerfMonitor
 from pytest_cudagraph.pipeline.device_context import DeviceContext
 from pytest_cudagraph.pipeline.prepared_model import PreparedModel
-from pytest_cudagraph.protocols import CapturedGraph, Model, ShowProgress, StoppingRule, TellsBusyTime
+from pytest_cudagraph.protocols import CapturedGraph, MeasuresBusyTime, Model, ShowProgress, StoppingRule
 from pytest_cudagraph.state import Snapshot
 from pytest_cudagraph.units import NS_PER_S, seconds_text
 from pytest_cudagraph.values import Timing
@@ -116,7 +116,7 @@ def time_batch(
 
 def _busy_ns(graph: CapturedGraph, timing: Timing, prepare: Callable[[], None] | None) -> float | None:
     """The time of a replay's operations alone: the least of a few replays, or the median of device events."""
-    if not isinstance(graph, TellsBusyTime):
+    if not isinstance(graph, MeasuresBusyTime):
         return timing.device_replay.median_ns if timing.device_replay else None
     passes = min(max(int(_BUSY_NS / timing.replay.median_ns), 1), _MOST_PASSES)
     found_ns = []

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from pytest_cudagraph.backends.cpu import CpuBackend, graph
-from pytest_cudagraph.protocols import TellsBusyTime
+from pytest_cudagraph.protocols import MeasuresBusyTime
 
 
 def test_each_step_counts_and_looking_at_the_clock_does_not(monkeypatch):
@@ -28,7 +28,7 @@ def test_a_graph_tells_it_by_a_replay_of_its_own():
     example = torch.randn(2, 8)
     with CpuBackend().pool() as pool:
         graph = pool.capture(model, (example,), {}, batch_size=2)
-        assert isinstance(graph, TellsBusyTime)
+        assert isinstance(graph, MeasuresBusyTime)
         found = graph(example)
         graph.poison()
         graph(example)
