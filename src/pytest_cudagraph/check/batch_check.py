@@ -252,9 +252,9 @@ class BatchCheck:
     def _note_stale_inputs_unseen(self) -> None:
         (first_inputs, first), (last_inputs, last) = self._trials[0], self._trials[-1]
         if has_same_inputs(first_inputs, last_inputs):
-            self.note("the inputs hold nothing that could be drawn anew: a replay on stale inputs could not be seen")
+            self.note("the inputs hold nothing that can be drawn again: the check cannot detect stale inputs")
         elif last.outputs and has_same_outputs(first, last):
-            self.note("outputs do not depend on the inputs: a replay on stale inputs could not be seen")
+            self.note("outputs do not depend on the inputs: the check cannot detect stale inputs")
 
 
 def has_same_inputs(first: Example, second: Example) -> bool:

@@ -99,7 +99,7 @@ class ArgumentLayout:
         where = argument_name(pytree.paths(self.structure)[position])
         expected = spec or repr(plain)
         found = TensorSpec.of(leaf) if isinstance(leaf, torch.Tensor) else repr(leaf)
-        raise InputError(f"{where}: the package is compiled for {expected}; found {found}")
+        raise InputError(f"{where}: the package is compiled for {expected}, found {found}")
 
 
 class TracedResult:

@@ -209,7 +209,7 @@ def test_a_package_runs_on_the_arguments_it_was_compiled_for(backend, tmp_path, 
     with backend.running():
         found = compiled.call_for(2)(*inputs[2].args, scale=2.0)
         torch.testing.assert_close(found, model(*inputs[2].args, scale=2.0))
-        with pytest.raises(InputError, match=r"kwargs\['scale'\]: the package is compiled for 2.0; found 3.0"):
+        with pytest.raises(InputError, match=r"kwargs\['scale'\]: the package is compiled for 2.0, found 3.0"):
             compiled.call_for(2)(*inputs[2].args, scale=3.0)
     # Two calls to settle, one above: the refused one never reached the package.
     assert (compiled.regions(2), compiled.executions(2)) == (1, 3)

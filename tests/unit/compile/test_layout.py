@@ -24,11 +24,11 @@ def test_tensors_go_out_and_come_back_in_their_places():
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ((torch.ones(3, 3), 3), "args[0]: {} (2, 3) float32 on cpu; found (3, 3) float32 on cpu"),
-        ((torch.ones(2, 3).double(), 3), "args[0]: {} (2, 3) float32 on cpu; found (2, 3) float64 on cpu"),
-        ((1.5, 3), "args[0]: {} (2, 3) float32 on cpu; found 1.5"),
-        ((torch.ones(2, 3), 4), "args[1]: {} 3; found 4"),
-        ((torch.ones(2, 3), torch.ones(1)), "args[1]: {} 3; found (1,) float32 on cpu"),
+        ((torch.ones(3, 3), 3), "args[0]: {} (2, 3) float32 on cpu, found (3, 3) float32 on cpu"),
+        ((torch.ones(2, 3).double(), 3), "args[0]: {} (2, 3) float32 on cpu, found (2, 3) float64 on cpu"),
+        ((1.5, 3), "args[0]: {} (2, 3) float32 on cpu, found 1.5"),
+        ((torch.ones(2, 3), 4), "args[1]: {} 3, found 4"),
+        ((torch.ones(2, 3), torch.ones(1)), "args[1]: {} 3, found (1,) float32 on cpu"),
     ],
 )
 def test_other_arguments_are_refused_by_name(args, message):
