@@ -154,9 +154,9 @@ class IntegratedAOTCompiler:
         """Compile and capture a model; never returns None, because the handle runs eager what is not optimised.
 
         ``example_inputs`` is a tuple or list of positional arguments, a mapping of keyword arguments, or one tensor;
-        ``batch_dim`` as in :class:`~pytest_cudagraph.GraphRunner`. ``model_config`` is a mapping or an object: its
-        plain settings distinguish packages in the cache, and its ``model_name`` names the model in statistics. The
-        same model with the same arguments is compiled once. The model's state is restored bit by bit. Raises
+        ``batch_dim`` as in :class:`~pytest_cudagraph.GraphRunner`. ``model_config`` is a mapping or an object. Its
+        plain settings distinguish packages in the cache. Its ``model_name`` names the model in statistics. The same
+        model with the same arguments is compiled once. The model's state is restored bit by bit. Raises
         :class:`~pytest_cudagraph.errors.InputError` for an unknown mode, and what the model raises on the example
         inputs.
         """

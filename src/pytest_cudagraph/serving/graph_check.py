@@ -102,8 +102,8 @@ class CheckedPool:
     ) -> CapturedGraph:
         """Capture the model, or its compiled code of this batch size, and check the graph.
 
-        Raises :class:`~pytest_cudagraph.errors.CaptureRefusal`, also for any other exception of the capture or check:
-        the model ran on its example inputs before, and eager can serve this batch size.
+        Raises :class:`~pytest_cudagraph.errors.CaptureRefusal`, also for any other exception of capture or check. Eager
+        can then serve this batch size.
         """
         try:
             return self._capture(model, Example(args=args, kwargs=dict(kwargs)), batch_size)

@@ -127,9 +127,10 @@ class _Calls:
 
 
 def _depends_on_row_count(calls: _Calls, cut: Cut, output: Any, shorter: Example, rows: int) -> str:
-    """Why a call with one row less gives other outputs; empty if they agree to half of the dtype's digits.
+    """A message if a call with one row less gives other outputs, else empty.
 
-    Other shapes are summed in another order. A random model draws other numbers for another shape, and is not tested.
+    Outputs agree to half of the dtype's digits, because other shapes are summed in another order. A random
+    model draws other numbers for another shape, and is not tested.
     """
     if calls.is_random:
         return ""
@@ -138,7 +139,7 @@ def _depends_on_row_count(calls: _Calls, cut: Cut, output: Any, shorter: Example
 
 
 def _depends_on_rows(calls: _Calls, cut: Cut, output: Any, whole: Example, rows: int) -> str:
-    """Why the same rows beside new ones give other outputs; empty if they agree, or if the model raises.
+    """A message if the same rows next to new rows give other outputs, else empty, also if the model raises.
 
     Differences between two equal calls are tolerated.
     """
@@ -151,11 +152,11 @@ def _depends_on_rows(calls: _Calls, cut: Cut, output: Any, whole: Example, rows:
 
 
 def _state_changed_by_padding(calls: _Calls, trials: Iterable[tuple[Example, Example]]) -> str:
-    """Why padding would change the state that a call writes; empty if it would not, or if the model raises.
+    """A message if padding would change the state that a call writes, else empty, also if the model raises.
 
     ``trials`` are rows, and the same rows padded. The first trial that the model accepts decides. A pad row repeats the
-    last row. So a repeated write to the same place leaves the same state, but a count, a sum or a row of its own does
-    not. States agree to half of the dtype's digits, like outputs.
+    last row. So a repeated write to the same place leaves the same state. A count, a sum or a separate row does not.
+    States agree to half of the dtype's digits, like outputs.
     """
     for rows, with_padding in trials:
         alone = calls.written(rows)

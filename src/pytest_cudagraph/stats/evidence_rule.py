@@ -32,9 +32,9 @@ before the first block looks the same, and only time distinguishes them."""
 class EvidenceRule:
     """Stops when the speedup is, with confidence, at or above ``target_ratio``, or below it.
 
-    Passes at evidence ``1 / pass_alpha`` and fails at ``1 / fail_alpha`` against the boundary
-    ``target_ratio * (1 - tolerance)``, after ``min_blocks`` blocks and ``min_time_ns``. The time is 1.2 times as long
-    with fewer than 40 blocks, and 2.5 times as long for a failure by more than 6 %.
+    The tested boundary is ``target_ratio * (1 - tolerance)``. Passes at evidence ``1 / pass_alpha`` and fails at
+    ``1 / fail_alpha``, after ``min_blocks`` blocks and ``min_time_ns``. With fewer than 40 blocks the time is 1.2 times
+    as long. For a failure by more than 6 % it is 2.5 times as long.
 
     Blocks in which only one arm was slowed are excluded. To avoid bias, blocks in the mirror image of the accepted
     window, at the boundary, are kept. There is no verdict if more than half are excluded. The centre of the window must

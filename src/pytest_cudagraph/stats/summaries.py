@@ -119,10 +119,10 @@ def speedup_interval(
     ``evidence`` is the test that decided. ``differences`` gives its input for a log-ratio, by default the difference of
     each of ``log_ratios``. ``estimate_log`` replaces the median of ``log_ratios``. The estimate is always inside.
 
-    At ``boundary_ratio`` the interval agrees with the test. A rejected boundary is outside: a passed measurement, whose
-    estimate is not below the boundary, has no low end below it, and a failed one no high end above it. This holds for
-    verdicts at level ``alpha`` and stricter. A boundary that is not rejected is inside. Too few blocks reject nothing,
-    and give 0..infinity. Raises :class:`ValueError` without blocks.
+    At ``boundary_ratio`` the interval agrees with the test. A rejected boundary is outside. So a passed measurement has
+    no low end below the boundary, and a failed one no high end above it, for verdicts at level ``alpha`` and stricter.
+    A boundary that is not rejected is inside. Too few blocks reject nothing, and give 0..infinity. Raises
+    :class:`ValueError` without blocks.
     """
     centre = median(log_ratios) if estimate_log is None else estimate_log
     boundary = math.log(boundary_ratio) if boundary_ratio is not None else None
