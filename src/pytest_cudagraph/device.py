@@ -74,7 +74,7 @@ def _mig_profile(name: str) -> str | None:
 
 
 def _limits(gpu: Any) -> tuple[int | None, str | None]:
-    """The enforced power limit in watts and the clock policy of a GPU; None where NVML does not know them.
+    """The enforced power limit in watts and the clock policy of a GPU, or None where NVML does not know them.
 
     NVML tells application clocks (``nvidia-smi -ac``), but not locked clocks (``-lgc``).
     """
@@ -96,7 +96,7 @@ def _limits(gpu: Any) -> tuple[int | None, str | None]:
 
 
 def _number(nvml: Any, call: str, *arguments: Any) -> int | None:
-    """The result of one NVML call; None where NVML or its bindings lack it."""
+    """The result of one NVML call, or None where NVML or its bindings lack it."""
     try:
         return int(getattr(nvml, call)(*arguments))
     except (nvml.NVMLError, AttributeError):
@@ -142,7 +142,7 @@ def why_no_gpu() -> Missing | None:
 
 
 def driver_version() -> str | None:
-    """``580.159``; None where NVML does not know it."""
+    """``580.159``, or None where NVML does not know it."""
     nvml = start_nvml()
     if not isinstance(nvml, str):
         try:
@@ -206,7 +206,7 @@ def start_nvml() -> Any:
 
 
 def stop_nvml(nvml: Any) -> None:
-    """Shut NVML down; ignore its error."""
+    """Shut NVML down and ignore its error."""
     with contextlib.suppress(nvml.NVMLError):
         nvml.nvmlShutdown()
 

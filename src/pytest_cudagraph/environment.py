@@ -108,7 +108,7 @@ def _project(root: Path) -> str:
 
 
 def _git(root: Path, *arguments: str) -> str | None:
-    """The stripped output of git; None if it fails."""
+    """The stripped output of git, or None if it fails."""
     # Do not take a lock that the user's own git may need.
     command = ["git", "--no-optional-locks", "-C", str(root), *arguments]
     try:

@@ -9,11 +9,11 @@ from typing import Any, Protocol, runtime_checkable
 from pytest_cudagraph.values import Block, Decision, Kind, Receipt
 
 Model = Callable[..., Any]
-"""Any callable on pytrees of tensors; usually an ``nn.Module``."""
+"""Any callable on pytrees of tensors, usually an ``nn.Module``."""
 
 
 ShowProgress = Callable[[str], None]
-"""Shows the progress to the user; does nothing where nobody watches."""
+"""Shows the progress to the user. Does nothing where nobody watches."""
 
 
 class CapturedGraph(Protocol):
@@ -37,7 +37,7 @@ class CapturedGraph(Protocol):
         ...
 
     def replay(self) -> Any:
-        """Launch once on the values that the static inputs hold now; return the static outputs."""
+        """Launch once on the values that the static inputs hold now. Return the static outputs."""
         ...
 
     def poison(self) -> None:
@@ -45,7 +45,7 @@ class CapturedGraph(Protocol):
         ...
 
     def close(self) -> None:
-        """Release the graph and its buffers; a second call does nothing."""
+        """Release the graph and its buffers. A second call does nothing."""
         ...
 
 
@@ -95,7 +95,7 @@ class Backend(Protocol):
         ...
 
     def order_after(self, earlier: Any) -> Any:
-        """Let the current stream wait for the stream ``earlier``; return the current stream.
+        """Let the current stream wait for the stream ``earlier``. Return the current stream.
 
         For threads that launch on their own streams and share buffers. Pass the returned stream to the next call, and
         None to the first.
@@ -113,7 +113,7 @@ class Backend(Protocol):
         ...
 
     def event_timer(self) -> EventTimer | None:
-        """A timer of device time, for diagnosis; None for a device without events."""
+        """A timer of device time, for diagnosis, or None for a device without events."""
         ...
 
     def rng_state(self) -> Any:
@@ -128,7 +128,7 @@ class CompiledRegion(Protocol):
 
     @property
     def executions(self) -> int:
-        """Executions by direct calls, and by replays on the CPU twin; without recordings."""
+        """Executions by direct calls, and by replays on the CPU twin. Recordings do not count."""
         ...
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
@@ -160,7 +160,7 @@ class StoppingRule(Protocol):
 
     @property
     def boundary_ratio(self) -> float | None:
-        """The tested ratio: the target minus its tolerance. None if there is no target."""
+        """The tested ratio: the target minus its tolerance, or None if there is no target."""
         ...
 
     @property

@@ -27,7 +27,7 @@ def poison_value(dtype: torch.dtype) -> float | int | bool:
 
 
 def check_output(output: Any) -> list[torch.Tensor]:
-    """The tensors of an output; raises :class:`~pytest_cudagraph.errors.InputError` if a replay cannot renew it."""
+    """The tensors of an output. Raises :class:`~pytest_cudagraph.errors.InputError` if a replay cannot renew it."""
     named = pytree.named_leaves(output)
     for path, leaf in named:
         if pytree.is_exhaustible(leaf):
@@ -48,7 +48,7 @@ _REMEDY = "pad the inputs to the captured shape, or capture another graph"
 
 
 class _Buffer(NamedTuple):
-    """One captured tensor argument; ``position`` counts the leaves of all arguments."""
+    """One captured tensor argument. ``position`` counts the leaves of all arguments."""
 
     position: int
     shape: torch.Size
@@ -163,7 +163,7 @@ def argument_names(structure: Structure) -> list[str]:
 
 
 def describe(value: Any) -> str:
-    """``float32 (8, 512) on cuda:0`` for a tensor; the value itself for anything else."""
+    """``float32 (8, 512) on cuda:0`` for a tensor, and the value itself for anything else."""
     if not isinstance(value, torch.Tensor):
         return repr(value)
     return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)} on {value.device}"

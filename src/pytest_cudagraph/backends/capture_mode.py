@@ -18,7 +18,7 @@ _THREAD = _Thread()
 
 @contextmanager
 def capturing() -> Iterator[None]:
-    """Mark this thread as capturing, warm-up included; see :func:`is_capturing`."""
+    """Mark this thread as capturing, warm-up included. See :func:`is_capturing`."""
     _THREAD.captures += 1
     try:
         yield
@@ -36,7 +36,7 @@ def is_capturing() -> bool:
 
 
 def autocast_dtype(device_type: str) -> torch.dtype | None:
-    """The dtype to which autocast casts on this type of device; None where it is off."""
+    """The dtype to which autocast casts on this type of device, or None where it is off."""
     enabled = torch.is_autocast_enabled(device_type)
     return torch.get_autocast_dtype(device_type) if enabled else None
 

@@ -21,7 +21,7 @@ class WouldTrapError(Exception):
 
 
 class TrapGuard(ObservingMode):
-    """Raises :class:`WouldTrapError` before an operation that would trap; each check waits for the device."""
+    """Raises :class:`WouldTrapError` before an operation that would trap. Each check waits for the device."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None

@@ -65,7 +65,7 @@ def tensors_of(value: Any) -> Iterator[torch.Tensor]:
 
 
 def storage_key(tensor: torch.Tensor) -> int | None:
-    """The identity of a tensor's storage; None for layouts that have none (sparse, oneDNN)."""
+    """The identity of a tensor's storage, or None for layouts that have none (sparse, oneDNN)."""
     try:
         return int(tensor.untyped_storage()._cdata)
     except (NotImplementedError, RuntimeError):  # torch has no other way to ask

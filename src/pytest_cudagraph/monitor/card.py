@@ -10,7 +10,7 @@ from pytest_cudagraph.units import bytes_text, plural, seconds_text
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostSample:
-    """One reading of the host; None where the system has no value."""
+    """One reading of the host. A field is None where the system has no value."""
 
     load_average: float | None
     """Runnable processes, mean over the last minute."""
@@ -26,14 +26,14 @@ class HostSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuSample:
-    """One reading of a GPU; None where NVML has no value."""
+    """One reading of a GPU. A field is None where NVML has no value."""
 
     sm_clock_mhz: int | None
     temperature_c: int | None
     power_w: float | None
     memory_used_bytes: int | None
     slowdowns: tuple[str, ...]
-    """Why the clocks were reduced at this moment; empty if they were not."""
+    """Why the clocks were reduced at this moment, empty if they were not."""
     other_processes: int | None
     """Other processes that hold a context on the GPU. A container may hide some."""
     held_ns: Mapping[str, int] = field(default_factory=dict)
@@ -95,7 +95,7 @@ class PerfCard:
 
     @property
     def disturbance(self) -> str:
-        """Why latencies of this block are unreliable: reduced clocks, a shared GPU; empty if they are reliable."""
+        """Why latencies of this block are unreliable: reduced clocks, a shared GPU. Empty if they are reliable."""
         found = []
         for gpu in self.gpus:
             if gpu.slowdowns or gpu.held_ns:
@@ -165,7 +165,7 @@ def _policy_lines(gpu: GpuCard) -> list[str]:
 
 
 def _span(name: str, values: Sequence[float | None], text: Callable[[float], str], unit: str = "") -> str:
-    """``load 0.50 -> 1.20``; one number if both are equal, empty without readings."""
+    """``load 0.50 -> 1.20``, or one number if both are equal, or nothing without readings."""
     read = [text(value) for value in values if value is not None]
     if not read:
         return ""

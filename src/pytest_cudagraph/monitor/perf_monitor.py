@@ -20,7 +20,7 @@ from pytest_cudagraph.protocols import Clock
 
 
 class PerfMonitor:
-    """A context manager; read ``card`` after the block.
+    """A context manager. Read ``card`` after the block.
 
     Example::
 
@@ -78,7 +78,7 @@ class PerfMonitor:
             self._gpus.read()
 
     def check(self) -> str:
-        """Take one more reading; return what has disturbed the GPUs since the last one, empty if nothing has."""
+        """Take one more reading. Return what has disturbed the GPUs since the last one, empty if nothing has."""
         self.sample()
         with self._lock:
             gpus = tuple(replace(gpu, samples=gpu.samples[-2:]) for gpu in self._gpus.cards())
@@ -86,7 +86,7 @@ class PerfMonitor:
 
     @property
     def card(self) -> PerfCard:
-        """The readings; raises :class:`RuntimeError` before the block has ended."""
+        """The readings. Raises :class:`RuntimeError` before the block has ended."""
         if self._card is None:
             raise RuntimeError("PerfMonitor.card is available after the with block")
         return self._card

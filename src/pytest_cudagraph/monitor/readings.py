@@ -21,7 +21,7 @@ _GOVERNOR = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
 
 
 class HostReader:
-    """Reads load, clock and memory with psutil; None for values that a platform lacks."""
+    """Reads load, clock and memory with psutil. A value is None where the platform lacks it."""
 
     def __init__(self) -> None:
         self._process = psutil.Process()
@@ -78,7 +78,7 @@ class WatchedGpus:
         self._gpus: list[_Gpu] = []
 
     def add(self, index: int) -> None:
-        """Watch one GPU; add a note if NVML does not know it."""
+        """Watch one GPU. Add a note if NVML does not know it."""
         try:
             properties = torch.cuda.get_device_properties(index)
             handle = nvml_handle(self._nvml, properties)
@@ -100,7 +100,7 @@ class WatchedGpus:
         return self._notes + [note for gpu in self._gpus for note in gpu.notes()]
 
     def close(self) -> None:
-        """Shut NVML down; the readings stay."""
+        """Shut NVML down. The readings stay."""
         if self._nvml is not None:
             try:
                 self._nvml.nvmlShutdown()
@@ -195,7 +195,7 @@ class _Gpu:
 
 
 def watched_gpus(waiting: int = 0) -> WatchedGpus:
-    """Every GPU that torch sees; none, with a note, if there is no GPU or no NVML.
+    """Every GPU that torch sees, or none, with a note, if there is no GPU or no NVML.
 
     On each GPU, ``waiting`` processes do not count as other processes.
     """

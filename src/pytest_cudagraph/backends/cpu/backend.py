@@ -21,7 +21,7 @@ from pytest_cudagraph.values import Kind, Receipt
 
 
 class CpuRegion:
-    """Compiled code, one step of a tape; see :class:`~pytest_cudagraph.protocols.CompiledRegion`."""
+    """Compiled code, one step of a tape. See :class:`~pytest_cudagraph.protocols.CompiledRegion`."""
 
     def __init__(self, call: Callable[..., Any], label: str) -> None:
         self._call = call
@@ -104,7 +104,7 @@ class CpuPool:
         self._last = LastReplayed()
 
     def capture(self, model: Model, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, batch_size: int) -> CpuGraph:
-        """Warm up and record one call of ``model``; see :class:`~pytest_cudagraph.protocols.GraphPool`.
+        """Warm up and record one call of ``model``. See :class:`~pytest_cudagraph.protocols.GraphPool`.
 
         Raises :class:`~pytest_cudagraph.errors.CaptureRefusal`, and
         :class:`~pytest_cudagraph.errors.InputError` for an output that a graph cannot return.

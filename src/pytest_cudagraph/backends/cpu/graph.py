@@ -40,7 +40,7 @@ class CpuInputs(StaticInputs):
         self._baked = [(i, v) for i, v in enumerate(values) if not isinstance(v, torch.Tensor)]
 
     def load(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """As :meth:`copy_in`; call it in inference mode only."""
+        """As :meth:`copy_in`. Call it in inference mode only."""
         values = self._in_order(args, kwargs)
         if values is None or not self._fit(values):
             __tracebackhide__ = True
@@ -80,7 +80,7 @@ _is_autocast = torch._C._is_any_autocast_enabled
 
 
 class CpuGraph(BufferedGraph):
-    """One captured call; see :class:`~pytest_cudagraph.protocols.CapturedGraph`.
+    """One captured call. See :class:`~pytest_cudagraph.protocols.CapturedGraph`.
 
     On CUDA the graphs of one pool share memory: a replay may overwrite the outputs of another graph, depending on the
     layout. Here a replay always overwrites the outputs of the graph that replayed last.
@@ -124,7 +124,7 @@ class CpuGraph(BufferedGraph):
             return operations_ns(self._steps)
 
     def poison(self) -> None:
-        """Fill the outputs in the graph's own memory; not those that are inputs or parameters.
+        """Fill the outputs in the graph's own memory, but not those that are inputs or parameters.
 
         The next replay fails if it runs Python code of the model.
         """
@@ -181,7 +181,7 @@ _MODULE_CALLS = frozenset({nn.Module._wrapped_call_impl.__code__, nn.Module._cal
 
 
 def run_watched(steps: Iterable[Step], opaque: frozenset[Step]) -> None:
-    """Run the steps in order; raise :class:`~pytest_cudagraph.errors.CudagraphError` before code of the model runs.
+    """Run the steps in order. Raise :class:`~pytest_cudagraph.errors.CudagraphError` before code of the model runs.
 
     Needs Python's profiling hook. Where a profiler holds that hook, the steps run unwatched.
     """

@@ -25,7 +25,7 @@ Step = Callable[[], object]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedOperation:
-    """One operation as it ran; ``fresh`` are its results that share no memory with an argument."""
+    """One operation as it ran. ``fresh`` are its results that share no memory with an argument."""
 
     func: torch._ops.OpOverload
     args: tuple[Any, ...]
@@ -46,7 +46,7 @@ def recompute(operation: RecordedOperation) -> Step:
 
 
 def store(compute: Callable[[], Any], copies: list[tuple[ResultPath, Callable[[Any], object]]]) -> Step:
-    """Call, then copy the parts of the result; the empty path is the result itself."""
+    """Call, then copy the parts of the result. The empty path is the result itself."""
     if not copies:
         return compute
     if len(copies) == 1 and not copies[0][0]:
@@ -63,7 +63,7 @@ def store(compute: Callable[[], Any], copies: list[tuple[ResultPath, Callable[[A
 
 
 def write_in_place(operation: RecordedOperation) -> Step | None:
-    """A callable that writes the same bits directly into the buffers; None where there is none.
+    """A callable that writes the same bits directly into the buffers, or None where there is none.
 
     Runs each candidate once, so the operation must have no other effect.
     """
@@ -166,7 +166,7 @@ class _Abandoned(Exception):
 
 
 class CompositeProbe(ObservingMode):
-    """Runs the parts of one composite operator; stops before the second kernel and before any effect."""
+    """Runs the parts of one composite operator. Stops before the second kernel and before any effect."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -194,7 +194,7 @@ class CompositeProbe(ObservingMode):
 def run_by_parts(
     traits: Traits, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[Any, RecordedOperation] | None:
-    """The result and the only kernel of a composite operator; None where it has several, none, or effects."""
+    """The result and the only kernel of a composite operator, or None where it has several, none, or effects."""
     if traits.composite is None or traits.random or traits.written(args, kwargs):
         return None
     probe = CompositeProbe()

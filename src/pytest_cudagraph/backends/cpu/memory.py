@@ -208,7 +208,7 @@ class BorrowedMemory:
 
 
 def plain_alias(tensor: torch.Tensor) -> torch.Tensor:
-    """An alias that later changes of the tensor object do not affect; without Python code of a subclass."""
+    """An alias that later changes of the tensor object do not affect. Runs no Python code of a subclass."""
     with torch._C.DisableTorchFunctionSubclass():
         alias = tensor.detach()
         is_named_only = type(alias).__torch_dispatch__ is torch.Tensor.__torch_dispatch__

@@ -30,7 +30,7 @@ class Traits:
 
     name: str
     composite: Callable[..., Any] | None
-    """Runs the operators that this one consists of; None if it is a single one."""
+    """Runs the operators that this one consists of. None if it is a single one."""
     random: bool
     allocates: bool
     metadata_only: bool
@@ -109,7 +109,7 @@ _MODULES = tuple(
 
 
 def bind(func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> Call:
-    """A callable without arguments that runs ``func``; ``result`` is its earlier result."""
+    """A callable without arguments that runs ``func``. ``result`` is its earlier result."""
     found = find_binding(func, args, kwargs, result, kwargs)
     return found or functools.partial(func._op, *args, **kwargs)
 

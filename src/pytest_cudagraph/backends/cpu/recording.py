@@ -61,7 +61,7 @@ class SeenMemory(ObservingMode):
 def record(
     model: Model, args: tuple[Any, ...], kwargs: Mapping[str, Any], seen: SeenMemory | None = None
 ) -> tuple[Tape, Any]:
-    """Record one call; return its tape, and its output, which is poisoned: a CUDA capture computes nothing either.
+    """Record one call. Return its tape, and its output, which is poisoned: a CUDA capture computes nothing either.
 
     ``seen`` is the memory of earlier calls. New memory that the recording has not made came from where it cannot see.
     Raises the first :class:`~pytest_cudagraph.errors.CaptureRefusal`, also where the model caught it.

@@ -57,7 +57,7 @@ class Refusals:
             self._paused -= 1
 
     def refuse(self, text: str, *, hazard: str, operation: str) -> NoReturn:
-        """Raise the first refusal; after it, raise CUDA's complaint about an invalidated capture."""
+        """Raise the first refusal. After it, raise CUDA's complaint about an invalidated capture."""
         if self.first is None:
             self.first = CaptureRefusal(text, hazard=hazard, operation=operation, site=sources.user_site())
             raise self.first
@@ -225,7 +225,7 @@ class Tape:
     def _own_region_results(
         self, leaves: list[Any], given: set[int | None]
     ) -> list[tuple[tuple[int, ...], Callable[[Any], object]]]:
-        """Replace each new tensor among ``leaves`` by a buffer of the tape; the copies that fill these buffers."""
+        """Replace each new tensor among ``leaves`` by a buffer. Return the copies that fill the buffers."""
         copies: list[tuple[tuple[int, ...], Callable[[Any], object]]] = []
         for index, leaf in enumerate(leaves):
             if isinstance(leaf, torch.Tensor) and storage_key(leaf) not in given:

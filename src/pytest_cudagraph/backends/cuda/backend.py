@@ -27,7 +27,7 @@ class CountedRegion:
 
     @property
     def executions(self) -> int:
-        """Calls that returned; a call that raised does not count."""
+        """Calls that returned. A call that raised does not count."""
         return self._executions
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -40,7 +40,7 @@ _NS_PER_MS = 1e6
 
 
 class CudaEventTimer:
-    """Time between two events on the current stream; CUDA resolves about 500 ns."""
+    """Time between two events on the current stream. CUDA resolves about 500 ns."""
 
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
@@ -81,11 +81,11 @@ class CudaBackend:
         return self._gpu.device
 
     def synchronize(self) -> None:
-        """Wait for all work of this GPU; raises the error of earlier work."""
+        """Wait for all work of this GPU. Raises the error of earlier work."""
         self._gpu.synchronize()
 
     def order_after(self, earlier: Any) -> Any:
-        """The current stream; it waits for the stream ``earlier`` if that is another one."""
+        """The current stream. It waits for the stream ``earlier`` if that is another one."""
         stream = self._gpu.current_stream()
         if earlier is not None and earlier != stream:
             stream.wait_stream(earlier)
@@ -100,7 +100,7 @@ class CudaBackend:
         return CudaGraphPool(self._gpu, self._node_source)
 
     def region(self, call: Callable[..., Any], label: str) -> CountedRegion:
-        """Count the executions of compiled code; a replay runs its kernels without this Python call."""
+        """Count the executions of compiled code. A replay runs its kernels without this Python call."""
         return CountedRegion(call, label)
 
     def event_timer(self) -> CudaEventTimer:

@@ -50,7 +50,7 @@ class Gpu:
         self.device = device
         self.stream: Any = cuda.Stream(device=index)
         self.broken = ""
-        """Why this process cannot capture any more; empty while it can."""
+        """Why this process cannot capture any more, empty while it can."""
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -94,7 +94,7 @@ class Gpu:
         return self.cuda.current_stream(self.index)
 
     def synchronize(self) -> None:
-        """Wait for all work of this GPU; raises the error of earlier work."""
+        """Wait for all work of this GPU. Raises the error of earlier work."""
         with self.capture_lock:
             self.cuda.synchronize(self.index)
 
@@ -117,7 +117,7 @@ def own_workspaces() -> Iterator[None]:
 
 
 def register(graph: Any, generators: Sequence[torch.Generator]) -> None:
-    """Let replays of ``graph`` use ``generators`` too; torch registers the default one itself."""
+    """Let replays of ``graph`` use ``generators`` too. Torch registers the default one itself."""
     if not generators or not hasattr(graph, "register_generator_state"):
         return
     with warnings.catch_warnings():

@@ -13,7 +13,7 @@ from pytest_cudagraph.values import Receipt
 
 
 class CudaCapturedGraph(BufferedGraph):
-    """Copies inputs in and launches, on the caller's current stream; never waits for the device."""
+    """Copies inputs in and launches, on the caller's current stream. Never waits for the device."""
 
     def __init__(
         self, gpu: Gpu, graph: Any, inputs: StaticInputs, output: Any, owned: Sequence[torch.Tensor], receipt: Receipt
@@ -38,7 +38,7 @@ class CudaCapturedGraph(BufferedGraph):
         return self.replay()
 
     def replay(self) -> Any:
-        """Launch once on the values that the static inputs hold; return the same output objects every time."""
+        """Launch once on the values that the static inputs hold. Return the same output objects every time."""
         if self._inputs is None:
             raise self._closed_error()
         if torch.is_inference_mode_enabled():
@@ -58,7 +58,7 @@ class CudaCapturedGraph(BufferedGraph):
             poison(tensor)
 
     def close(self) -> None:
-        """Wait for the device, then release graph, inputs and outputs; a second call does nothing."""
+        """Wait for the device, then release graph, inputs and outputs. A second call does nothing."""
         if self._inputs is None:
             return
         graph, held = self._graph, (self._inputs, self._output, self._owned)

@@ -29,7 +29,7 @@ class NodeCount:
     """The number of nodes of a graph, and the work nodes by name: kernels, ``memcpy``, ``memset``.
 
     Copies and fills count as kernels, because torch may use either for the same line of a model. ``nodes`` is None
-    where nothing was counted; ``why`` says why.
+    where nothing was counted. ``why`` says why.
     """
 
     nodes: int | None = None
@@ -42,14 +42,14 @@ class NodeCount:
 
 
 class NodeSource(Protocol):
-    """Reads the nodes of a ``cudaGraph_t``; raises RuntimeError for an error of the driver."""
+    """Reads the nodes of a ``cudaGraph_t``. Raises RuntimeError for an error of the driver."""
 
     def nodes(self, graph: Any) -> list[Any]: ...
 
     def kind(self, node: Any) -> int: ...
 
     def kernel_name(self, node: Any) -> str:
-        """The mangled name; empty where the driver knows none."""
+        """The mangled name, empty where the driver knows none."""
         ...
 
     def child(self, node: Any) -> Any:
@@ -72,7 +72,7 @@ def count_nodes(graph: Any, source: NodeSource | None) -> NodeCount:
 
 
 def _work_names(source: NodeSource, graph: Any) -> Iterator[str]:
-    """The name of the work of each node; empty for events, host callbacks and empty nodes."""
+    """The name of the work of each node, empty for events, host callbacks and empty nodes."""
     for node in source.nodes(graph):
         kind = source.kind(node)
         if kind == KERNEL:
@@ -89,7 +89,7 @@ _TOKEN = re.compile(r"L[a-z]n?\d+E|[ST]\d*_|(?P<length>\d+)")
 
 
 def short_kernel_name(name: str) -> str:
-    """``vectorized_elementwise_kernel<MulFunctor>`` from a mangled C++ name; names of C and Triton stay as they are.
+    """``vectorized_elementwise_kernel<MulFunctor>`` from a mangled C++ name. Names of C and Triton do not change.
 
     An Itanium-mangled symbol holds each name as its length and its text. Of the template arguments only the functor
     is kept: it distinguishes an addition from a multiplication.
@@ -165,7 +165,7 @@ class Bindings:
 
 
 def load_bindings() -> Bindings | None:
-    """NVIDIA's Python bindings; None where they are not installed or do not load."""
+    """NVIDIA's Python bindings, or None where they are not installed or do not load."""
     try:
         runtime, driver = (importlib.import_module(f"cuda.bindings.{name}") for name in ("runtime", "driver"))
     except (ImportError, RuntimeError):
@@ -179,7 +179,7 @@ _KINDS = {0: KERNEL, 1: MEMCPY, 2: MEMSET, 4: CHILD}
 
 
 class KernelParams(ctypes.Structure):
-    """``CUDA_KERNEL_NODE_PARAMS_v2`` of cuda.h, CUDA 12 and later; ``kern`` counts where ``func`` is null."""
+    """``CUDA_KERNEL_NODE_PARAMS_v2`` of cuda.h, CUDA 12 and later. ``kern`` counts where ``func`` is null."""
 
     _fields_ = (
         ("func", ctypes.c_void_p),
@@ -215,7 +215,7 @@ class DriverLibrary:
         return _KINDS.get(kind.value, OTHER)
 
     def kernel_name(self, node: int) -> str:
-        """The name of a kernel node's function, or of its kernel where no function is set; empty if unknown."""
+        """The name of a kernel node's function, or of its kernel where no function is set, empty if unknown."""
         params, name = KernelParams(), ctypes.c_char_p()
         try:
             self._ask("cuGraphKernelNodeGetParams_v2", ctypes.c_void_p(node), ctypes.byref(params))
@@ -241,7 +241,7 @@ class DriverLibrary:
 
 
 def load_driver(library: str | None = "libcuda.so.1") -> DriverLibrary | None:
-    """The driver's library; None where it does not load."""
+    """The driver's library, or None where it does not load."""
     try:
         return DriverLibrary(ctypes.CDLL(library))
     except OSError:

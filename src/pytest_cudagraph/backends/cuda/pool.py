@@ -27,7 +27,7 @@ _WARM_UPS = 3
 
 
 class CudaGraphPool:
-    """Graphs with one memory pool; see :class:`~pytest_cudagraph.protocols.GraphPool`."""
+    """Graphs with one memory pool. See :class:`~pytest_cudagraph.protocols.GraphPool`."""
 
     def __init__(self, gpu: Gpu, node_source: NodeSource | None) -> None:
         self._gpu = gpu
@@ -58,7 +58,7 @@ class CudaGraphPool:
         return graph
 
     def close(self) -> None:
-        """Close every graph, the last one first; a second call does nothing."""
+        """Close every graph, the last one first. A second call does nothing."""
         self._is_open = False
         failed: Exception | None = None
         while self._graphs:
@@ -111,7 +111,7 @@ class CudaGraphPool:
         return CudaCapturedGraph(self._gpu, empty.graph, inputs, output, owned, receipt)
 
     def _empty_graph(self, generators: tuple[torch.Generator, ...]) -> EmptyGraph:
-        """An empty graph; with a new handle if no open graph holds the old one.
+        """An empty graph, with a new handle if no open graph holds the old one.
 
         Torch frees a pool with its last graph, and fails an assertion (``use_count > 0``) if its handle is used again.
         """
@@ -182,13 +182,13 @@ def _is_strided(tensor: torch.Tensor) -> bool:
 
 
 def pool_bytes(gpu: Gpu, handle: Any) -> int | None:
-    """The bytes that the pool ``handle`` holds; None where the allocator does not tell."""
+    """The bytes that the pool ``handle`` holds, or None where the allocator does not tell."""
     segments = _segments(gpu)
     return None if segments is None else sum(high - low for low, high in _ranges(segments, handle))
 
 
 def reserved_bytes(gpu: Gpu) -> int | None:
-    """The bytes that the allocator holds; None where it keeps no statistics."""
+    """The bytes that the allocator holds, or None where it keeps no statistics."""
     try:
         return int(gpu.cuda.memory_reserved(gpu.index))
     except RuntimeError:
@@ -196,7 +196,7 @@ def reserved_bytes(gpu: Gpu) -> int | None:
 
 
 def _segments(gpu: Gpu) -> Sequence[Mapping[str, Any]] | None:
-    """The memory of torch's own allocator; None for another allocator, which raises here."""
+    """The memory of torch's own allocator, or None for another allocator, which raises here."""
     try:
         segments: Sequence[Mapping[str, Any]] = gpu.cuda.memory_snapshot()
     except RuntimeError:

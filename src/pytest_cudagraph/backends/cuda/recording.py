@@ -50,7 +50,7 @@ class _ErrorKeeper:
 
 
 def record(gpu: Gpu, empty: EmptyGraph, call: Callable[[], Any]) -> Any:
-    """Capture ``call`` into ``empty``; return its output, at the captured addresses.
+    """Capture ``call`` into ``empty``. Return its output, at the captured addresses.
 
     Raises :class:`~pytest_cudagraph.errors.CaptureRefusal` for an error of torch or CUDA. The pool's handle must then
     not be used again. Interrupts, skips and this package's own errors come through unchanged.
@@ -136,7 +136,7 @@ def _absent(*_: Any) -> None:
 
 
 def _test_capture(gpu: Gpu, generators: Sequence[torch.Generator]) -> None:
-    """Capture an addition, then draw a random number; a clean capture also ends the generators' capture mode."""
+    """Capture an addition, then draw a random number. A clean capture also ends the generators' capture mode."""
     gpu.synchronize()
     graph = gpu.cuda.CUDAGraph()
     with gpu.running():
@@ -150,7 +150,7 @@ def _test_capture(gpu: Gpu, generators: Sequence[torch.Generator]) -> None:
 
 
 def _attempt(action: Callable[[], object]) -> Exception | None:
-    """Run one step of the clean-up; return its error, so that the next steps run too."""
+    """Run one step of the clean-up. Return its error, so that the next steps run too."""
     try:
         action()
     except Exception as error:

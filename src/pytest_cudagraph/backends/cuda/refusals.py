@@ -30,7 +30,7 @@ class Diagnosis:
 
 
 def diagnose(call: Callable[[], object], stream_now: Callable[[], Any]) -> Diagnosis | None:
-    """Run ``call`` eagerly and name its first refused operation; None if no rule refuses any.
+    """Run ``call`` eagerly and name its first refused operation. Return None if no rule refuses any.
 
     An operation on another stream than the first one counts as refused (``stream_now`` returns the stream): CUDA
     complains about such work only at the end of a capture. Changes state as any call does.
@@ -120,7 +120,7 @@ def is_unspecific(error: BaseException) -> bool:
 
 
 def refusal_of(error: BaseException, diagnosis: Diagnosis | None = None) -> CaptureRefusal:
-    """The refusal for ``error``; ``diagnosis`` names the operation where CUDA does not."""
+    """The refusal for ``error``. ``diagnosis`` names the operation where CUDA does not."""
     known = next((each for each in _TEXTS if each.text in str(error)), _Known("", _OTHER))
     if _is_threaded_package(error) and is_unspecific(error):
         return CaptureRefusal(text_of(error), site=user_site_of(error), fix=_PACKAGE_FIX)
@@ -137,7 +137,7 @@ def refusal_of(error: BaseException, diagnosis: Diagnosis | None = None) -> Capt
 
 
 def text_of(error: BaseException) -> str:
-    """The first line of the error without torch's advice on debugging; other errors with their class."""
+    """The first line of the error without torch's advice on debugging, and other errors with their class."""
     lines = str(error).strip().splitlines()
     first = lines[0].partition(" (Triggered internally")[0] if lines else ""
     for prefix in _CUDA_PREFIXES:
