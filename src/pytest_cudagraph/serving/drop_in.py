@@ -241,9 +241,9 @@ class IntegratedAOTCompiler:
             return
         with self._lock:
             living = [entry for entry in self._entries if entry.model() is not None]
-            dead = [entry for entry in self._entries if not any(entry is each for each in living)]
+            deleted = [entry for entry in self._entries if not any(entry is each for each in living)]
             self._entries = tuple(living)
-        for entry in dead:
+        for entry in deleted:
             entry.served.close()
 
     def _folder(self, name: str) -> Path:

@@ -40,16 +40,16 @@ class Interval:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UndecidedState:
-    """What a rule that has not decided had to go by."""
+    """The evidence of an undecided measurement."""
 
     quiet: int
-    """Of the blocks, those in which no arm alone was disturbed: what a verdict rests on."""
+    """Blocks in which not only one arm was disturbed. A verdict rests on them."""
     least_blocks: int
-    """How many of them a verdict takes."""
+    """The number of such blocks that a verdict needs."""
     elapsed_ns: float
-    """Since the first sample, when it was last asked."""
+    """The time from the first sample to the last look."""
     least_ns: float
-    """What a verdict on this side of the target takes; more with few blocks, and for a failure by far."""
+    """The time that a verdict on this side of the target needs. Few blocks or a large failure need more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
