@@ -7,10 +7,12 @@ import gc
 import inspect
 import re
 import weakref
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from tests import facts
 from torch import nn
 
 from pytest_cudagraph import pipeline
@@ -46,11 +48,20 @@ class Wrong(Mlp):
         return super().forward(x) + (1.0 if torch.cuda.is_current_stream_capturing() else 0.0)
 
 
-def context_of(backend=None, **facts):
-    given = {"device": CPU, "why_not_judged": "", "clock": PerfCounterClock()} | facts
+def context_of(backend=None, **given):
+    facts = {"device": CPU, "why_not_judged": "", "clock": PerfCounterClock()} | given
     return pipeline.DeviceContext(
-        backend=backend or CpuBackend(), saved={}, elsewhere=(), baseline_file=Path("a.json"), **given
+        backend=backend or CpuBackend(), saved={}, elsewhere=(), baseline_file=Path("a.json"), **facts
     )
+
+
+def measure_once(arms, *, rule, prepare, **options):
+    """One call of each arm, and a timing that passes on any machine."""
+    for arm in (arms.eager, arms.replay):
+        if prepare is not None:
+            prepare()
+        arm()
+    return replace(facts.timing(), target_ratio=rule.target_ratio)
 
 
 def case_of(batch_sizes=(1, 2), **settings):
@@ -59,7 +70,7 @@ def case_of(batch_sizes=(1, 2), **settings):
 
 
 def run_of(model, device_context=None, args=None, **settings):
-    case, device_context = case_of(**settings), device_context or context_of()
+    case, device_context = case_of(**settings), device_context or context_of(measure=measure_once)
     call = ModelCall(model=model, args=args or (torch.randn(1, 4),))
     return pipeline.ModelRun(
         case=case,
