@@ -379,7 +379,7 @@ def test_other_hardware_is_named_and_decides_nothing(now, words):
     before = replace(H200, power_limit_w=700, clocks="default clocks")
     found, comparison = against(200.0, before=saved(device=before), device=replace(before, **now))
     assert (found.verdict, comparison) == (Verdict.NOT_JUDGED, "not-comparable")
-    assert found.reason == f"not comparable: since the baseline the hardware is another: {words}"
+    assert found.reason == f"not comparable: the hardware changed since the baseline: {words}"
 
 
 def test_what_an_older_file_does_not_tell_is_no_difference():

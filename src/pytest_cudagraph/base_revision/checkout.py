@@ -1,4 +1,4 @@
-"""A revision of the user's repository, checked out beside it for as long as it is needed."""
+"""Check out a revision of the user's repository in a temporary git worktree."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _moved_word(word: str, top: Path, tree: Path) -> str:
     file, colons, names = word.partition("::")
     path = Path(os.path.normpath(file))
     for above in (*reversed(path.parents), path) if Path(file).is_absolute() else ():
-        # By whatever name the user reaches the repository; links within it stay links.
+        # The user may reach the repository by a link. Links within it stay links.
         if Path(os.path.realpath(above)) == top:
             return f"{tree / path.relative_to(above)}{colons}{names}"
     return word
@@ -87,12 +87,12 @@ def find_revision(folder: Path, name: str) -> Revision:
 
 @contextmanager
 def checked_out(revision: Revision) -> Iterator[Path]:
-    """The folder of a git worktree at ``revision``; it is removed afterwards, also after Ctrl-C or a termination."""
+    """The folder of a git worktree at ``revision``. It is removed afterwards, also after Ctrl-C or SIGTERM."""
     with (
         _termination_as_interrupt(),
         tempfile.TemporaryDirectory(prefix="pytest-cudagraph-", ignore_cleanup_errors=True) as folder,
     ):
-        # The folder's own name stays: packages and configuration may be told apart by it.
+        # The folder keeps its name, because packages and configuration may depend on it.
         tree = Path(folder).resolve() / revision.top.name
         try:
             _git(revision.top, "worktree", "add", "--detach", "--quiet", str(tree), revision.commit)
@@ -102,21 +102,21 @@ def checked_out(revision: Revision) -> Iterator[Path]:
 
 
 def _remove(top: Path, tree: Path) -> None:
-    """Take the worktree out of the repository's list, whatever state an interrupt has left it in.
+    """Remove the worktree from the repository's list, in any state that an interrupt left.
 
-    Only this one: others that are out of reach (a disk that is not mounted) are the user's, and ``prune`` takes them.
+    ``git worktree prune`` would also remove the user's worktrees that are not reachable now.
     """
     for _ in range(2):
         with suppress(RevisionError):
             _git(top, "worktree", "remove", "--force", "--force", str(tree))
             return
-        # Git refuses one that is there and broken, and takes one that is gone.
+        # Git refuses to remove a broken worktree, but removes one whose folder is gone.
         shutil.rmtree(tree, ignore_errors=True)
 
 
 @contextmanager
 def _termination_as_interrupt() -> Iterator[None]:
-    """A CI server that cancels a job sends SIGTERM, which would leave the worktree behind."""
+    """Turn SIGTERM into an interrupt: a CI server sends it to cancel a job, and the worktree must be removed."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

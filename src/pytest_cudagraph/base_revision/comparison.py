@@ -1,4 +1,4 @@
-"""The working tree against another revision: processes in turn, looked at when there are enough of them."""
+"""Compare the working tree with another revision: run processes in turn and judge them in two looks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Command:
 
     arguments: Sequence[str]
     paths: Sequence[str]
-    """Those of the arguments that name what to collect."""
+    """The arguments that name what to collect."""
     folder: Path
     root: Path
     has_cache: bool
@@ -71,7 +71,7 @@ def compare_revisions(name: str, command: Command, max_slowdown: float, progress
 
 
 def _check_root(root: Path, top: Path) -> None:
-    """Tests are named from pytest's root directory: from one around the repository those of a checkout differ."""
+    """Refuse a root directory above the repository: tests of a checkout would get other names."""
     if root in top.parents:
         raise RevisionError(
             f"pytest's root directory must not lie above the repository, {top}; found {root}\n"
@@ -109,7 +109,7 @@ def _is_open(found: Mapping[Key, BaseComparison], max_slowdown: float) -> bool:
 
 
 def pair(base: Sequence[Sample], head: Sequence[Sample], revision: str) -> dict[Key, BaseComparison]:
-    """What the n-th processes of both sides found, test by test. What either side lacks is said and not compared."""
+    """The n-th processes of both sides, test by test. What one side lacks is reported and not compared."""
     keys = dict.fromkeys(key for sample in head for key in sample.batches)
     return {key: _paired(key, base, head, revision) for key in keys}
 
@@ -145,7 +145,7 @@ def _missing(
     ends: Sequence[CollectedOutcome | None],
     side: str,
 ) -> str:
-    """Why a side has no latency in each of its processes; empty where it has."""
+    """Why a side lacks a latency in one of its processes. Empty if it has all."""
     if all(each is not None and each.replay_ns for each in found):
         return ""
     verdicts = sorted({each.verdict for each in found if each is not None and not each.replay_ns})
@@ -157,10 +157,10 @@ def _missing(
 
 
 def _unreported(ends: Sequence[CollectedOutcome | None], *, is_measured: bool) -> str:
-    """Why the base tells nothing of a batch size.
+    """Why the base has no measurement of a batch size.
 
-    New, with nothing to be slower than, is only what the base does not collect, or a size that it does not ask for: a
-    test that is there and did not come to measure must not pass for it.
+    It is new only if the base does not collect the test or does not use the size. A test that exists there and did not
+    measure must not pass as new.
     """
     odd = _odd(ends)
     if odd is not None:
@@ -171,5 +171,5 @@ def _unreported(ends: Sequence[CollectedOutcome | None], *, is_measured: bool) -
 
 
 def _odd(ends: Sequence[CollectedOutcome | None]) -> CollectedOutcome | None:
-    """How a test ended that did not pass, in the first process that tells of it."""
+    """How a test ended in the first process in which it did not pass."""
     return next((end for end in ends if end is not None and end.how != "passed"), None)

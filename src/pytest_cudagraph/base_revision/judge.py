@@ -1,4 +1,4 @@
-"""The gate against another revision, and its table below the run's own."""
+"""The gate against another revision, and its table in the summary."""
 
 from __future__ import annotations
 
@@ -12,29 +12,28 @@ from pytest_cudagraph.units import latency_text, percent_text, plural
 from pytest_cudagraph.values import BaseComparison, BatchReport, GraphReport, Interval, Judgement, Verdict
 
 LOOKS = (5, 10)
-"""How many pairs of processes there are when the comparison is looked at; the last look is final.
+"""The numbers of process pairs after which the comparison is judged. The last look is final.
 
-Ten processes are the least that measurement across processes asks for (docs/statistics.md); a machine on which those
-cannot decide is looked at once more.
+Ten processes are the least for a measurement across processes (docs/statistics.md). If they do not decide, there are
+more.
 """
 
 _T_QUANTILES = {4: 4.604, 9: 3.250}
 """Student's t at 0.995 by degrees of freedom, one less than the pairs of a look (scipy.stats.t.ppf(0.995, df)).
 
-Two looks at 0.5 % on each side: by Bonferroni at most 1 % of unchanged tests fail, and at most 1 % of those as slow as
-is just not allowed pass, if the pairs' log-ratios are normal.
+Two looks with 0.5 % per side. By Bonferroni at most 1 % of unchanged tests fail, and at most 1 % of tests that are
+just too slow pass, if the log-ratios of the pairs are normal.
 """
 
 _UNMOVED = 0.02
-"""An eager side that moved less is said not to have changed."""
+"""Smaller changes of the eager side are reported as no change."""
 
 
 def base_change(found: BaseComparison) -> Interval | None:
-    """Head's replay over base's, with the 99 % interval of the mean log-ratio over pairs; None where there is none.
+    """Head's replay over base's, with the 99 % interval of the mean log-ratio over pairs. None without enough pairs.
 
-    Each replay is divided by the reference workload of its own process, where there is one: what slows the machine for
-    a while slows both. Student's t over processes, because the layout of a process is noise of its own that more calls
-    do not average out.
+    Each replay is divided by the reference workload of its own process, if there is one, because a slow machine slows
+    both. Student's t is over processes: the layout of a process adds noise that more calls do not average out.
     """
     logs = _log_ratios(found.head_replay_ns, found.base_replay_ns)
     if found.head_reference_ns:
@@ -50,9 +49,9 @@ def base_change(found: BaseComparison) -> Interval | None:
 
 
 def judge_base(found: BaseComparison, max_slowdown: float, why_not_judged: str = "") -> Judgement:
-    """Failed when the whole interval lies above ``max_slowdown``, passed when all of it is allowed, else inconclusive.
+    """Failed when the whole interval is above ``max_slowdown``, passed when it is below, else inconclusive.
 
-    A test that the base does not have passes: there is nothing it could be slower than.
+    A test that the base does not have passes.
     """
     change = found.change
     if change is None:
@@ -87,9 +86,9 @@ def _change_text(change: Interval, found: BaseComparison) -> str:
 
 
 def _acceptable(change: Interval) -> float:
-    # The upper bound, rounded up: with the estimate the next run would be inconclusive.
+    # The upper bound, rounded up. With the estimate the next run would be inconclusive.
     allowed = math.ceil((change.high - 1.0) * 100) / 100
-    # The flag takes no number above 1.
+    # The option allows no number above 1.
     return allowed if allowed <= 1.0 else math.inf
 
 
@@ -142,7 +141,7 @@ _COLUMNS = (
 
 
 def base_table(reports: Iterable[GraphReport], width: int = MAX_WIDTH) -> list[str]:
-    """One line per test and batch size that was held against a base, below a line that names it; else no lines."""
+    """One line per compared test and batch size, below a line that names the base. Empty without a comparison."""
     found = [(report, batch, batch.base) for report in reports for batch in report.batches if batch.base is not None]
     lines: list[str] = []
     for revision in dict.fromkeys(base.revision for _, _, base in found):

@@ -1,4 +1,4 @@
-"""One side of a comparison: the user's own pytest command in a process of its own, in the tree of that side."""
+"""One side of a comparison: the user's pytest command in its own process, in the tree of that side."""
 
 from __future__ import annotations
 
@@ -22,36 +22,35 @@ SideName = Literal["base", "head"]
 def run_order(first: int, last: int) -> Iterator[tuple[SideName, SideName]]:
     """The order within each pair from number ``first`` on, ``last`` excluded.
 
-    ABBA: who goes first changes from pair to pair, so that a machine that warms up or slows down steadily favours
-    neither side.
+    ABBA: the first side changes from pair to pair, so that a steady drift of the machine favours neither side.
     """
     for number in range(first, last):
         yield ("base", "head") if number % 2 == 0 else ("head", "base")
 
 
 DOCUMENT, MODULES, COURSE = "run.json", "modules.json", "course.json"
-"""What a sampling process leaves in its folder.
+"""The files that a sampling process writes into its folder.
 
-The run as ``--cudagraph-json`` writes it, what it imported, and what it collected and how each test ended.
+The document of ``--cudagraph-json``, the imported modules, and the collected tests with their outcomes.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampledBatch:
-    """What one process found of one test at one batch size. ``replay_ns`` is None where nothing was timed."""
+    """One test at one batch size in one process. Latencies are None if nothing was timed."""
 
     verdict: str
     eager_ns: float | None
     replay_ns: float | None
-    """The lower quartile: the order statistic that a busy neighbour moves least (docs/statistics.md)."""
+    """The lower quartile, which other work on the machine changes least (docs/statistics.md)."""
     reference_ns: float | None
-    """The reference workload between the blocks of the same measurement, likewise."""
+    """The lower quartile of the reference workload in the same measurement."""
     kernels: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectedOutcome:
-    """How a test ended in one process (``failed in setup``), and what it said then, in a line; ``passed`` says none."""
+    """How a test ended in one process (``failed in setup``) and the first line of its error."""
 
     how: str
     why: str = ""
@@ -59,31 +58,31 @@ class CollectedOutcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """What one process found, by test name and batch size, and the files of the modules it imported."""
+    """The result of one process, by test name and batch size, and the files of the modules it imported."""
 
     batches: Mapping[tuple[str, int], SampledBatch]
     modules: tuple[str, ...]
     nodeids: Mapping[str, str] = field(default_factory=dict)
-    """Which test measured under a name, also one that came to no batch size."""
+    """The test that used each name, also if it reached no batch size."""
     ends: Mapping[str, CollectedOutcome] = field(default_factory=dict)
-    """Of every test that was collected, by node id; of a file or folder that was skipped as a whole, its own."""
+    """By the node id of each collected test, or of a file or folder that was skipped as a whole."""
 
     def end_of(self, nodeid: str) -> CollectedOutcome | None:
-        """How a test ended; None for one that was not collected."""
+        """How a test ended. None if it was not collected."""
         whole = (end for place, end in self.ends.items() if nodeid.startswith((f"{place}::", f"{place}/")))
         return self.ends.get(nodeid) or next(whole, None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessOutput:
-    """All that a process has left. ``trouble``: why it is not to be used; empty where it is."""
+    """The files of a process. ``trouble`` says why they are unusable; empty if they are usable."""
 
     sample: Sample
     trouble: str
 
 
 def read_process_output(folder: Path) -> ProcessOutput:
-    """Read what a process has left in its folder; :class:`OSError` where it did not come to leave all of it."""
+    """Read the files of a process. Raises :class:`OSError` if one is missing."""
     document, modules, course = (
         json.loads((folder / name).read_text(encoding="utf-8")) for name in (DOCUMENT, MODULES, COURSE)
     )
@@ -103,7 +102,7 @@ def _trouble(course: Mapping[str, Any]) -> str:
 
 
 def foreign_modules(sample: Sample, top: Path, tree: Path) -> list[str]:
-    """Modules that the process took from ``top`` although its own ``tree`` holds the very file."""
+    """Modules that the process imported from ``top`` although its own ``tree`` has the same file."""
     found = [Path(file) for file in sample.modules if Path(file).is_relative_to(top)]
     return [str(file.relative_to(top)) for file in found if (tree / file.relative_to(top)).is_file()]
 
@@ -129,38 +128,38 @@ def _quartile_ns(latency: Mapping[str, Any] | None) -> float | None:
 
 
 def module_files(modules: Iterable[Any]) -> list[str]:
-    """The files of modules, as absolute paths; what has no file (built-in, a namespace) is left out."""
+    """The files of modules, as absolute paths. Built-in and namespace modules have none."""
     files = (getattr(module, "__file__", None) for module in modules)
     return sorted({str(Path(file).resolve()) for file in files if isinstance(file, str)})
 
 
-_TOLD_LINES = 12
-"""Of a process that is not to be used: the end of what it said, where pytest puts the reason."""
+_OUTPUT_LINES = 12
+"""Lines shown from the end of a failed process's output, where pytest prints the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RevisionProcess:
-    """Where one side runs, and how. ``top`` is the repository's own folder, ``tree`` the side's copy of it."""
+    """How one side runs. ``top`` is the repository's folder, ``tree`` is this side's copy of it."""
 
     name: str
     top: Path
     tree: Path
     folder: Path
-    """Where pytest was called, in the repository's own folder."""
+    """Where pytest was called, below ``top``."""
     root: Path
-    """Pytest's root directory, likewise."""
+    """Pytest's root directory, below ``top``."""
     arguments: Sequence[str]
     """The user's own command line."""
     paths: Sequence[str] = ()
-    """Those of them that name what to collect: files, folders and node ids."""
+    """The arguments that name what to collect: files, folders and node ids."""
     cache: Path | None
-    """Pytest's cache for this side: what was compiled for one process serves the next. None without a cache."""
+    """Pytest's cache for this side, so that processes share compiled code. None without a cache."""
 
     def sample(self, into: Path) -> Sample:
-        """Run once and read what was found.
+        """Run once and read the results.
 
-        Raises :class:`~pytest_cudagraph.errors.RevisionError` with the end of its output when the process could not
-        collect something, or did not come to its end. A side that lacks all that is to be collected has no tests.
+        Raises :class:`~pytest_cudagraph.errors.RevisionError` with the end of the output if the process could not
+        collect something or did not finish. A side without any of ``paths`` has no tests.
         """
         gone = self._gone()
         if self.paths and gone.issuperset(self.paths):
@@ -180,7 +179,7 @@ class RevisionProcess:
             try:
                 process.wait()
             finally:
-                # After an interrupt it may be measuring still, in a tree that is about to go.
+                # After an interrupt it may still run in a tree that will be removed.
                 if process.poll() is None:
                     process.kill()
                     process.wait()
@@ -191,7 +190,7 @@ class RevisionProcess:
         return self.tree / path.relative_to(self.top) if path.is_relative_to(self.top) else path
 
     def _make_folder(self) -> None:
-        """A folder that this side lacks is made anew, and empty: there the arguments mean the same files."""
+        """Create the folder in which pytest is called if this side lacks it, so that relative arguments stay valid."""
         root, folder = self.moved(self.root), self.moved(self.folder)
         if not root.is_dir():
             raise RevisionError(
@@ -201,33 +200,33 @@ class RevisionProcess:
         folder.mkdir(parents=True, exist_ok=True)
 
     def _gone(self) -> frozenset[str]:
-        """What of ``paths`` this side lacks; pytest would refuse all of the command for one of them."""
-        # A word that is also an option's value (-k new new) cannot be told from it, and stays.
+        """Those of ``paths`` that this side lacks. Pytest would refuse the whole command for one of them."""
+        # A word that is also an option's value (-k new new) cannot be distinguished from it, and stays.
         own = [path for path in self.paths if self.arguments.count(path) == self.paths.count(path)]
         files = {path: Path(os.path.normpath(self.folder / path.partition("::")[0])) for path in own}
         return frozenset(path for path, file in files.items() if file.exists() and not self.moved(file).exists())
 
     def _command(self, into: Path, gone: Container[str] = ()) -> list[str]:
         kept = [argument for argument in self.arguments if argument not in gone]
-        told = [moved_argument(argument, self.top, self.tree) for argument in kept]
-        # What follows it are files, whatever they are called.
-        dashes = told.index("--") if "--" in told else len(told)
-        # A base whose settings do not switch the plugin on would measure nothing.
+        moved = [moved_argument(argument, self.top, self.tree) for argument in kept]
+        # Only files follow it.
+        dashes = moved.index("--") if "--" in moved else len(moved)
+        # The settings of the base may not enable the plugin.
         ours = ["--cudagraph", "--cudagraph-only", f"--cudagraph-sample={into}", "--maxfail=0"]
         ours += [] if self.cache is None else ["-o", f"cache_dir={self.cache}"]
         ours += [f"--rootdir={self.moved(self.root)}"]
-        return [sys.executable, "-m", "pytest", *told[:dashes], *ours, *told[dashes:]]
+        return [sys.executable, "-m", "pytest", *moved[:dashes], *ours, *moved[dashes:]]
 
     def _environment(self) -> dict[str, str]:
-        """The user's environment; what is importable from the repository is imported from this side's tree.
+        """The user's environment. Modules of the repository are imported from this side's tree.
 
-        An editable install names the repository's own folder: only what stands before it on the path wins over it.
+        An editable install names the repository's own folder. Entries before it on the path take precedence.
         """
         given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
         below = [entry for entry in sys.path if entry and Path(entry).is_relative_to(self.top)]
         moved = [str(self.moved(Path(entry))) for entry in [*filter(None, given), *below] if not _is_installed(entry)]
         path = os.pathsep.join(dict.fromkeys(entry for entry in moved if Path(entry).is_dir()))
-        # In a git hook the tests' own git is to find the checkout, not the repository of the hook.
+        # In a git hook, git in the tests must find the checkout, not the repository of the hook.
         return {**without_git_locals(), **({"PYTHONPATH": path} if path else {})}
 
     def _read(self, into: Path, log: Path, status: int) -> Sample:
@@ -240,7 +239,7 @@ class RevisionProcess:
         return remains.sample
 
     def _unusable(self, trouble: str, log: Path, status: int) -> RevisionError:
-        said = log.read_text(encoding="utf-8", errors="replace").splitlines()[-_TOLD_LINES:]
+        said = log.read_text(encoding="utf-8", errors="replace").splitlines()[-_OUTPUT_LINES:]
         end = "\n".join(f"  {line}" for line in said)
         return RevisionError(
             f"{self.name} could not be measured: pytest ended with exit code {status} and {trouble}. "
@@ -250,5 +249,5 @@ class RevisionProcess:
 
 
 def _is_installed(entry: str) -> bool:
-    """Whether a path holds what was installed, as in a virtual environment inside the repository."""
+    """Whether a path holds installed packages, as in a virtual environment inside the repository."""
     return "site-packages" in Path(entry).parts or Path(entry).is_relative_to(sys.prefix)

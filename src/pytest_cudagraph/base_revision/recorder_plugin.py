@@ -1,4 +1,4 @@
-"""In a process that ``--cudagraph-base`` starts: which tests it collected, how each ended, what it imported."""
+"""Record, in a process of ``--cudagraph-base``, the collected tests, how each ended, and the imported modules."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from pytest_cudagraph.settings.marks import uses_plugin
 
 
 def record_base_run(config: pytest.Config, folder: Path) -> None:
-    """Have this process leave what it has seen in ``folder``, beside what it measured."""
+    """Let this process write its record into ``folder``."""
     config.pluginmanager.register(BaseRunRecorder(config, folder), "pytest-cudagraph-witness")
 
 
 class BaseRunRecorder:
-    """A pytest plugin: without it, a test that could not be measured would pass for one that is not there."""
+    """A pytest plugin. Without it, a test that could not be measured would look like a test that does not exist."""
 
     def __init__(self, config: pytest.Config, folder: Path) -> None:
         self._folder = folder
@@ -68,9 +68,9 @@ class BaseRunRecorder:
 
 
 def _take_names(config: pytest.Config) -> list[tuple[Path, str]]:
-    """Have pytest collect the whole files that tests are named of, and give what was named.
+    """Let pytest collect whole files instead of single tests, and return the tests that were named.
 
-    Pytest runs nothing at all where a file lacks one of the tests; here it is a test that this revision does not have.
+    Pytest runs nothing if a file lacks one of the named tests. Here such a test is one that this revision lacks.
     """
     named = [argument.partition("::") for argument in config.args]
     if not any(colons for _, colons, _ in named):
@@ -81,7 +81,7 @@ def _take_names(config: pytest.Config) -> list[tuple[Path, str]]:
 
 
 def _names(path: Path, names: str, item: pytest.Item) -> bool:
-    """Whether ``path::names`` names a test: by a folder, file, class or function, or one of its parameters."""
+    """Whether ``path::names`` names a test, by a folder, file, class, function or parameter."""
     found = item.nodeid.partition("::")[2]
     is_below = path == item.path or path in item.path.parents
     return is_below and (not names or found == names or found.startswith((f"{names}::", f"{names}[")))
@@ -94,12 +94,12 @@ def _skip_text(report: pytest.TestReport | pytest.CollectReport) -> str:
 
 
 def _error_text(report: pytest.TestReport) -> str:
-    """``FileNotFoundError: ...``; of an error that pytest tells in its own way, the first line that tells of it."""
+    """``FileNotFoundError: ...``, or the first line of an error that pytest formats itself."""
     crash = getattr(report.longrepr, "reprcrash", None)
     if crash is not None:
         return _first_line(crash.message)
-    told = [line.removeprefix("E").strip() for line in report.longreprtext.splitlines() if line.startswith("E ")]
-    return _first_line("\n".join(told) or report.longreprtext)
+    lines = [line.removeprefix("E").strip() for line in report.longreprtext.splitlines() if line.startswith("E ")]
+    return _first_line("\n".join(lines) or report.longreprtext)
 
 
 def _first_line(text: str) -> str:

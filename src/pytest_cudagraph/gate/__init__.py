@@ -1,7 +1,7 @@
-"""What the facts of a batch size mean: pure functions from values to judgements.
+"""Judge the facts of one batch size: pure functions from values to judgements.
 
-Each gives one sentence (found, allowed), its evidence and its remedy. Which batch size it is, and on which device, is
-for the report to say: the sentences here begin after "batch 8:".
+A judgement is one sentence (found, allowed), its evidence and its remedy. The report adds the batch size and the
+device: the sentences here follow after "batch 8:".
 """
 
 from pytest_cudagraph.gate.latency import change_interval_text, judge_baseline, replaced_text, sessions_text

@@ -1,4 +1,4 @@
-"""The latency gate: replay's own latency against the sessions that the baseline saved of it."""
+"""The latency gate: a replay's latency against the sessions in the baseline."""
 
 from __future__ import annotations
 
@@ -72,24 +72,26 @@ _KERNELS_ARE_EXACT = "; max_new_kernels gates the kernels, whatever the machine 
 
 
 def _decision(change: LatencyChange, max_slowdown: float, baseline: SavedBatch) -> str:
-    """What would decide: rest where only other work kept it open, else sessions at rest (others widen the bound)."""
+    """What would decide: an idle machine where only other work prevents a verdict, else more sessions."""
     at_rest = replace(change, margin_log=change.margin_log - change.unrest_log, apart_log=0.0)
     if any(each.unrest_log for each in baselines.history(baseline)):
-        anew = "--cudagraph-update=all at the commit that is saved, with no other work on the machine"
-        return f"to decide: save anew what was saved beside other work ({anew}); run again so"
+        return (
+            "to decide: the baseline was saved on a busy machine: save it again at its commit on an idle machine "
+            "(--cudagraph-update=all), then run again"
+        )
     if change.unrest_log and at_rest.comparison(max_slowdown) != "uncertain":
-        return "to decide: run again with no other work on the machine"
+        return "to decide: run again on an idle machine"
     return f"to decide: {_more_sessions(change)}; run again" if change.is_prior else "run again"
 
 
 def _more_sessions(change: LatencyChange) -> str:
-    # Saved here, a slower session would widen the bound or begin the entry anew.
+    # A session saved with this change would widen the bound or start a new history.
     more = plural(baselines.ENOUGH - change.sessions, "more session")
     return f"{more} of unchanged code (--cudagraph-update at the commit that is saved, and not with this change)"
 
 
 def _cause(comparison: Comparison, baseline: SavedBatch, receipt: Receipt | None) -> str:
-    """``32 -> 62 kernels: `` before what is slower: the count is exact, whatever the machine does meanwhile."""
+    """``32 -> 62 kernels: `` before a slowdown, because the count is exact on a busy machine too."""
     is_slower = comparison in ("slower", "uncertain")
     if not is_slower or not _has_other_kernels(baseline, receipt) or receipt is None:
         return ""
@@ -137,7 +139,7 @@ def _evidence(batch: MeasuredBatch, saved: SavedBatch, device: DeviceInfo, chang
 
 
 def sessions_text(change: LatencyChange) -> str:
-    """What the interval is made of, so that a reader can work it out again."""
+    """What the interval is computed from, so that a reader can compute it again."""
     spread = f"{percent_text(change.spread)} between sessions {'assumed' if change.is_prior else 'seen'}"
     text = f"compared with {plural(change.sessions, 'saved session')}, {spread}"
     if change.unrest_log:
@@ -165,19 +167,19 @@ def _other_hardware(saved: SavedBatch, batch: MeasuredBatch) -> Judgement:
     return Judgement(
         gate="baseline",
         verdict=Verdict.NOT_JUDGED,
-        reason=f"not comparable: since the baseline the hardware is another: {', '.join(changes)}",
+        reason=f"not comparable: the hardware changed since the baseline: {', '.join(changes)}",
         remedy=f"to save one for this device: pytest --cudagraph {batch.update_option}",
     )
 
 
 _ALIKE_LOG = 0.005
-"""A change that the reference workload moves by less reads the same with it and without."""
+"""With a smaller difference, the change is shown without the reference workload."""
 
 
 def replaced_text(saved: SavedBatch, new: SavedBatch) -> str:
-    """``replay 56.7 -> 243.9 µs (+330 %), 32 -> 62 kernels``; empty where neither has moved, as after an upgrade.
+    """``replay 56.7 -> 243.9 µs (+330 %), 32 -> 62 kernels``. Empty if neither changed, as after an upgrade.
 
-    Moved is a latency that does not go on what is saved (:func:`pytest_cudagraph.baseline.is_continued`).
+    A latency has changed if it does not continue the saved history (:func:`pytest_cudagraph.baseline.is_continued`).
     """
     hardware = saved.device.hardware_changes(new.device)
     if hardware:
@@ -194,7 +196,7 @@ def _latency_text(change: LatencyChange) -> str:
     moved = signed_text(raw)
     if abs(math.log(raw) - change.log_ratio) > _ALIKE_LOG:
         moved += f"; {signed_text(math.exp(change.log_ratio))} relative to the reference workload"
-    # Tables show medians: of another statistic the name is said, for the two may move apart.
+    # Tables show medians. Another statistic is named, because the two may differ.
     named = "" if change.what == "median" else f"{change.what} "
     return f"replay {named}{change_text(change.before_ns, change.after_ns)} ({moved})"
 

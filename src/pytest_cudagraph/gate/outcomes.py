@@ -8,7 +8,7 @@ from pytest_cudagraph.values import Agreement, Disagreement, Finding, Judgement,
 
 
 def judge_finding(finding: Finding) -> Judgement:
-    """An error of the audit: not captured where CUDA itself refuses, wrong where it would replay silently."""
+    """A finding of the audit: not captured if CUDA refuses it, wrong if the graph would replay wrongly."""
     where = f"{finding.site}: " if finding.site else ""
     return Judgement(
         gate="audit",
@@ -26,7 +26,7 @@ def _caller(finding: Finding) -> str:
 
 
 def judge_compile_failure(error: CudagraphError) -> Judgement:
-    """A compile that raised or ran past its time: there is nothing to capture."""
+    """A compile that raised an error or exceeded its time limit. Nothing can be captured."""
     first, *rest = str(error).splitlines() or [type(error).__name__]
     return Judgement(
         gate="compile", verdict=Verdict.NOT_CAPTURED, reason=first, evidence=tuple(line.strip() for line in rest)
@@ -36,7 +36,7 @@ def judge_compile_failure(error: CudagraphError) -> Judgement:
 def judge_agreement(found: Agreement | Disagreement, *, places: tuple[str, ...] = (), fix: str = "") -> Judgement:
     """Wrong if any replay differed from eager in an output or in state.
 
-    ``places`` are lines of the model that tell why, ``fix`` is what to change.
+    ``places`` are the model's lines that cause it, ``fix`` is the remedy.
     """
     if isinstance(found, Disagreement):
         return _disagreement(found, places, fix)
@@ -70,7 +70,7 @@ def _disagreement(found: Disagreement, places: tuple[str, ...], fix: str) -> Jud
 
 
 def judge_capture(receipt: Receipt) -> Judgement:
-    """Passed with the receipt's figures; not captured if the graph holds nothing that a replay could do."""
+    """Passed with the receipt's figures. Not captured if the graph is empty."""
     if receipt.kernels == 0:
         return Judgement(
             gate="capture",
@@ -91,7 +91,7 @@ def judge_capture(receipt: Receipt) -> Judgement:
 
 
 def refused(refusal: CaptureRefusal, *, fix: str = "") -> Judgement:
-    """Not captured, in CUDA's words, with the user's line; ``fix`` is the catalogue's remedy for the hazard."""
+    """Not captured, with CUDA's message and the user's line. ``fix`` is the catalogue's remedy for the hazard."""
     evidence = [f"hazard {refusal.hazard}"] if refusal.hazard else []
     if refusal.site is not None:
         evidence.append(f"at {refusal.site}")

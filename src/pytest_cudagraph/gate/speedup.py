@@ -1,4 +1,4 @@
-"""The ratio gate: eager over replay, against what the test asks for."""
+"""The speedup gate: eager over replay against the test's minimum."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pytest_cudagraph.units import factor_text, percent_text, seconds_text
 from pytest_cudagraph.values import Interval, Judgement, MeasuredBatch, SavedBatch, Timing, Verdict
 
 _THRESHOLD_ZONE = 0.02
-"""An interval this close to the target on both sides is *at* it: no amount of measuring makes that a yes or a no."""
+"""An interval within this distance of the target on both sides is at the target. More time cannot decide it."""
 
 _SUGGESTION_STEP = 0.05
-"""What a marker suggests is rounded down to this: tighter than speedups of a CPU-bound eager arm stay."""
+"""Suggested minimums are rounded down to this step. Speedups of a CPU-bound model vary by about as much."""
 
 
 def judge_speedup(batch: MeasuredBatch, min_speedup: float) -> Judgement:
@@ -38,7 +38,7 @@ def judge_speedup(batch: MeasuredBatch, min_speedup: float) -> Judgement:
     if timing.decision == "fail":
         accept = _acceptable(timing.speedup)
         return Judgement(gate="speedup", verdict=Verdict.FAILED, reason=reason, evidence=evidence, accept=accept)
-    # To accept less helps only where less was seen.
+    # A smaller minimum helps only if the interval reaches below the present one.
     accept = _acceptable(timing.speedup) if timing.speedup.low < min_speedup else None
     return _undecided(timing, min_speedup, evidence, accept)
 
@@ -60,7 +60,7 @@ def _undecided(timing: Timing, min_speedup: float, evidence: tuple[str, ...], ac
 
 
 def _why_open(timing: Timing, min_speedup: float) -> str:
-    """What kept an interval that lies on one side of the target from deciding; empty for one that does not."""
+    """Why an interval on one side of the target did not decide. Empty if it contains the target."""
     weighed, speedup = timing.weighed, timing.speedup
     if weighed is None or speedup.low < min_speedup <= speedup.high:
         return ""
@@ -97,6 +97,6 @@ def _evidence(batch: MeasuredBatch, min_speedup: float) -> tuple[str, ...]:
 
 
 def _acceptable(speedup: Interval) -> float | None:
-    """The minimum that the measured speedup would meet with room to spare; None if there is none above 0."""
+    """The largest rounded minimum below the interval. None if it is not above 0."""
     steps = math.floor(speedup.low / _SUGGESTION_STEP + 1e-9)
     return round(steps * _SUGGESTION_STEP, 2) if steps >= 1 else None

@@ -1,4 +1,4 @@
-"""The structure gate: how many kernels the graph holds. Exact, free of noise, on the twin the same on every CPU."""
+"""The structure gate: the number of kernels in the graph. It is exact, and on the twin equal on every CPU."""
 
 from __future__ import annotations
 
@@ -78,6 +78,6 @@ def changes_text(before: Mapping[str, int], after: Mapping[str, int]) -> str:
 
 
 def _uncounted(reason: str, max_new_kernels: int | None) -> Judgement:
-    """No comparison: no failure, and no pass either where the test asks for one."""
+    """Without a comparison nothing fails. If the test sets a limit, it is not judged."""
     verdict = Verdict.PASSED if max_new_kernels is None else Verdict.NOT_JUDGED
     return Judgement(gate="structure", verdict=verdict, reason=reason)

@@ -10,7 +10,7 @@ from pytest_cudagraph.units import factor_text, latency_text, percent_text, plur
 from pytest_cudagraph.values import DeviceInfo, Interval, SavedBatch, Timing
 
 SESSION_NOISE_LOG = 2 * PRIOR_SPREAD
-"""Two standard deviations, as a log-ratio: an arm that moved less may be the session and not the code."""
+"""Two standard deviations, as a log-ratio. A smaller change may come from the session, not from the code."""
 
 _SOFTWARE = (
     ("driver", "driver"),
@@ -31,7 +31,7 @@ def change_text(before_ns: float, after_ns: float) -> str:
 
 
 def interval_text(speedup: Interval) -> str:
-    """``95% interval 1.05-1.09``; in words where too few blocks bound it on neither side."""
+    """``95% interval 1.05-1.09``, or words if there are too few blocks for any bound."""
     if speedup.low <= 0.0 and math.isinf(speedup.high):
         return "too few blocks for an interval"
     if math.isinf(speedup.high):
@@ -47,7 +47,7 @@ def found_text(timing: Timing) -> str:
 def timing_text(timing: Timing, device: DeviceInfo | None = None) -> str:
     """``eager 120.0 µs, replay 112.1 µs, 34 interleaved blocks in 0.9 s, noise floor 0.4 %``: medians.
 
-    Times of the CPU twin are labelled ``cpu:``, so that nobody takes them for a GPU's.
+    Times of the CPU twin begin with ``cpu:``, to distinguish them from a GPU's.
     """
     arms = f"eager {latency_text(timing.eager.median_ns)}"
     if timing.compiled is not None:
@@ -60,13 +60,13 @@ def timing_text(timing: Timing, device: DeviceInfo | None = None) -> str:
 
 
 def attainable_text(timing: Timing, min_speedup: float, kernels: int | None) -> str:
-    """``1.02x of at most 1.03x: compute-bound; 46 kernels take 116.5 µs by themselves``; empty where nothing told.
+    """``1.02x of at most 1.03x: compute-bound; 46 kernels take 116.5 µs by themselves``. Empty without a reading.
 
-    At most: eager over the time of the kernels alone, the speedup if launching them cost nothing at all.
+    The limit is eager over the time of the kernels alone: the speedup if launches took no time.
     """
     if not timing.busy_ns:
         return ""
-    # Readings have a cost of their own: what was realised was attainable.
+    # A reading has a cost of its own. What was measured is attainable.
     attainable = max(timing.eager.median_ns / timing.busy_ns, timing.speedup.estimate)
     found = f"{factor_text(timing.speedup.estimate)} of at most {factor_text(attainable)}"
     if attainable < min_speedup:
@@ -82,7 +82,7 @@ def attainable_text(timing: Timing, min_speedup: float, kernels: int | None) -> 
 
 def signed_text(ratio: float) -> str:
     """``+12 %`` for 1.12, ``-3.0 %`` for 0.97."""
-    # What reads 0.0 % has no minus.
+    # 0.0 % has no minus sign.
     return f"{'-' if round(ratio - 1.0, 3) < 0 else '+'}{percent_text(abs(ratio - 1.0))}"
 
 
@@ -94,11 +94,10 @@ def moved_text(
     *,
     other_kernels: bool = False,
 ) -> str:
-    """Which side moved since the baseline, medians: the ratio alone does not tell.
+    """Which side changed since the baseline, by medians. The ratio alone does not show it.
 
-    A side that runs on the host is not held against a saved one of another CPU model: give ``device`` for that. The
-    reference workload, then and now, tells a slower machine from a slower model; with ``other_kernels`` than saved
-    the machine is never all of it.
+    With ``device``, sides that run on the host are not compared across CPU models. ``reference_ns`` (before, after)
+    distinguishes a slower machine from a slower model. With ``other_kernels`` the machine is never the only cause.
     """
     arms = [("eager", saved.eager, timing.eager), ("compiled", saved.compiled, timing.compiled)]
     sides = [(arm, before.median_ns, after.median_ns) for arm, before, after in arms if before and after]
@@ -130,7 +129,7 @@ def _sides_text(
 def _culprit(
     moves: Mapping[str, str], replay_ratio: float, reference_ns: tuple[float, float] | None, other_kernels: bool
 ) -> str:
-    """Where to look for a slowdown, from which sides it is seen in; empty where nothing that is replayed got slower."""
+    """The likely cause of a slowdown, from the sides that got slower. Empty if the replay did not."""
     if moves["replay"] == "slower" and other_kernels:
         is_machine = reference_ns is not None and _moved(*reference_ns) == "slower"
         return f"the graph runs other kernels{', and the machine is slower too' if is_machine else ''}"
@@ -160,7 +159,7 @@ def _moved(before_ns: float, after_ns: float) -> str:
 
 
 def software_changes(before: DeviceInfo, after: DeviceInfo) -> tuple[str, ...]:
-    """``torch 2.11.0 -> 2.13.0``: everything but the hardware that is not as it was when the baseline was saved."""
+    """``torch 2.11.0 -> 2.13.0``: every change since the baseline except hardware."""
     facts = [(words, getattr(before, name), getattr(after, name)) for name, words in _SOFTWARE]
     changed = [f"{words} {old or 'none'} -> {new or 'none'}" for words, old, new in facts if old != new]
     return (f"since the baseline: {', '.join(changed)}",) if changed else ()

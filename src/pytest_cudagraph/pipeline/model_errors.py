@@ -1,4 +1,4 @@
-"""What a failing model is told with: its own traceback where it raised, the user's lines where a replay differs."""
+"""Explain a failing model: its traceback if it raised, its lines if a replay differs."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _ANY_FIX = (
 
 
 def fix_for(found: Agreement | Disagreement) -> str:
-    """``fix: ...``: the catalogue's remedy for the hazard, or what holds for all of them; empty where all agrees."""
+    """``fix: ...``: the catalogue's remedy for the hazard, or a general one. Empty without a difference."""
     if isinstance(found, Agreement):
         return ""
     return f"fix: {hazards.CATALOGUE[found.finding_id].fix if found.finding_id else _ANY_FIX}"
 
 
 def places_of(found: Agreement | Disagreement, model: Model) -> tuple[str, ...]:
-    """``assigned at model.py:20 in forward: self.cached = ...`` for what eager assigns, where its class shows it."""
+    """``assigned at model.py:20 in forward: self.cached = ...`` for each attribute that eager assigns."""
     if isinstance(found, Agreement):
         return ()
     sites = (_site(name, model) for name in found.assigned)
@@ -46,12 +46,12 @@ def _site(name: str, model: Model) -> Site | None:
 
 
 class _Stage(NamedTuple):
-    """What a failure is called that ends a stage, and how the stage is told."""
+    """The error, gate and verdict of a failed stage, and its description."""
 
     failure: type[GraphTestFailure]
     gate: GateName
     verdict: Verdict
-    told: str
+    when: str
 
 
 _STAGES: Mapping[str, _Stage] = {
@@ -63,22 +63,22 @@ _STAGES: Mapping[str, _Stage] = {
 }
 
 _AT_FIRST: tuple[GateName, Verdict] = ("eager", Verdict.NOT_CAPTURED)
-"""Of the first eager calls, before there is any stage that a capture needs."""
+"""For the first eager calls, which come before all stages."""
 
 _OWN_FOLDER = str(Path(__file__).parent.parent)
 
 
 def failure_in(stage: str, error: Exception) -> tuple[GraphTestFailure, Judgement] | None:
-    """The failure that a line of the user's raised in ``stage``; None for what is not the model's: it keeps its frames.
+    """The failure for an error that the user's code raised in ``stage``. None for an error of the plugin.
 
-    Raise it ``from`` the error, whose traceback begins at the model afterwards.
+    Raise it ``from`` the error. The error's traceback then begins at the model.
     """
     site = sources.user_site_of(error)
     if site is None or isinstance(error, CudagraphError) or stage not in _STAGES:
         return None
-    failure, gate, verdict, told = _STAGES[stage]
+    failure, gate, verdict, when = _STAGES[stage]
     raised = ": ".join([type(error).__name__, *str(error).splitlines()[:1]])
-    reason = f"the model raised {raised} {told}"
+    reason = f"the model raised {raised} {when}"
     evidence = (f"at {sources.describe(site)}", "its first call at each batch size went well")
     error.__traceback__ = _from_the_model(error.__traceback__)
     message = "\n  ".join((reason, *evidence))
@@ -86,14 +86,14 @@ def failure_in(stage: str, error: Exception) -> tuple[GraphTestFailure, Judgemen
 
 
 def judgement_of(stage: str, failure: EagerFailed | CudagraphError) -> Judgement:
-    """What ended a story without a finding (a first eager call that raised, outputs of no use), as the report tells it.
+    """The judgement for an error that ended a run without a finding: an eager call that raised, or invalid outputs.
 
-    An error without any words is told by its class.
+    An error without a message is shown by its class.
     """
     reason, *evidence = str(failure).splitlines() or [type(failure).__name__]
-    told = tuple(line.strip() for line in evidence)
+    lines = tuple(line.strip() for line in evidence)
     gate, verdict = (_STAGES[stage].gate, _STAGES[stage].verdict) if stage in _STAGES else _AT_FIRST
-    return Judgement(gate=gate, verdict=verdict, reason=reason, evidence=told)
+    return Judgement(gate=gate, verdict=verdict, reason=reason, evidence=lines)
 
 
 def _from_the_model(traceback: TracebackType | None) -> TracebackType | None:

@@ -1,4 +1,4 @@
-"""The noise floor of a machine: the same callable measured against itself, exactly as eager and replay are."""
+"""The noise floor of a machine: one callable measured against itself, in the way of eager and replay."""
 
 from __future__ import annotations
 
@@ -15,42 +15,42 @@ from pytest_cudagraph.units import to_ns, to_seconds
 from pytest_cudagraph.values import Interval, Timing
 
 TOLERANCE_RATIO = 0.005
-"""What a gate allows for systematic errors of timing: nothing smaller is told, however long one measures."""
+"""The allowance for systematic timing errors. No measuring time detects less."""
 
 _CALLS = (10, 100, 1000)
 """Matrix products per call: about 20 µs, 200 µs and 2 ms on a CPU; launches on a GPU."""
 
 _SIZE = 32
-"""Too small for torch to share out among threads, whose waiting for each other is a noise of its own."""
+"""Too small for torch to use threads, which would add noise of their own."""
 
 _SECONDS = 0.6
-"""Of measuring, for each length of call."""
+"""Measuring time for each length of call."""
 
 _FEWEST_BLOCKS = 10
-"""Fewer do not tell their own spread."""
+"""Fewer blocks give no spread."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoiseFloor:
-    """What a comparison of equals has shown for calls of one length."""
+    """The noise found with calls of one length."""
 
     call_ns: float
     noise_ratio: float
     """Robust spread of the log-ratios of blocks: 0.004 is 0.4 %."""
     apparent: Interval
-    """How much faster than itself the callable seemed; 1 on a machine to be trusted."""
+    """How much faster than itself the callable seemed. 1 on a reliable machine."""
     detectable_ratio: float
     """The smallest regression found in 80 of 100 runs within the time budget that was asked about."""
     blocks_per_s: float = 0.0
-    """Blocks are gained in proportion to time."""
+    """The number of blocks is proportional to time."""
 
     def detectable_within(self, budget_s: float) -> float:
-        """:attr:`detectable_ratio` for another time budget; infinite where it holds too few blocks."""
+        """:attr:`detectable_ratio` for another time budget. Infinite with too few blocks."""
         return summaries.detectable_ratio(self.noise_ratio, math.floor(self.blocks_per_s * budget_s))
 
 
 def noise_floors(backend: Backend, clock: Clock, *, budget_s: float, calls: Sequence[int] = _CALLS) -> list[NoiseFloor]:
-    """Measure equals for calls of several lengths, 0.6 s each; ``budget_s`` is the time budget of the user's gates."""
+    """Measure calls of several lengths against themselves, 0.6 s each, for gates with this time budget."""
     return [_floor(_timing(backend, clock, products), budget_s) for products in calls]
 
 
