@@ -137,7 +137,7 @@ class InitialState:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         """Restore the state. Raises :class:`CudagraphError` naming what cannot be restored."""
         # After an error the device may refuse the restore too. The first error is the one to report.
-        with suppress(RuntimeError, CudagraphError) if error else nullcontext():
+        with nullcontext() if error is None else suppress(RuntimeError, CudagraphError):
             self._restore()
 
     def _restore(self) -> None:
