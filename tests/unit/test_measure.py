@@ -42,18 +42,22 @@ def noisy(base_ns, seed, scale=0.01):
     return cost_ns
 
 
-def run(eager_ns, replay_ns, *, compiled_ns=None, budget_ns=10 * S, rule=None, seed=1, clock=None, **options):
+def measured(eager, replay, *, clock, rule=None, bounds=None, seed=1, **options):
+    """Time two callables, for an ``EvidenceRule`` of 1.15 within ten seconds unless told."""
+    rule, bounds = rule or EvidenceRule(1.15), bounds or Bounds.of_budget(10 * S)
+    return measure_arms(
+        Arms(eager=eager, replay=replay, compiled=options.pop("compiled", None)),
+        clock=clock, rule=rule, bounds=bounds, seed=seed, **options,
+    )  # fmt: skip
+
+
+def run(eager_ns, replay_ns, *, compiled_ns=None, budget_ns=10 * S, clock=None, bounds=None, **options):
     clock = clock or FakeClock()
     log: list[str] = []
-    arms = Arms(
-        eager=Arm(clock, eager_ns, log, "E"),
-        replay=Arm(clock, replay_ns, log, "R"),
-        compiled=None if compiled_ns is None else Arm(clock, compiled_ns, log, "C"),
-    )
-    rule = rule or EvidenceRule(1.15)
-    bounds = options.pop("bounds", None) or Bounds.of_budget(budget_ns)
-    timing = measure_arms(arms, clock=clock, rule=rule, bounds=bounds, seed=seed, **options)
-    return timing, log, clock
+    compiled = None if compiled_ns is None else Arm(clock, compiled_ns, log, "C")
+    eager, replay = Arm(clock, eager_ns, log, "E"), Arm(clock, replay_ns, log, "R")
+    bounds = bounds or Bounds.of_budget(budget_ns)
+    return measured(eager, replay, clock=clock, compiled=compiled, bounds=bounds, **options), log, clock
 
 
 # --- what comes out --------------------------------------------------------------------------------------------------
@@ -125,15 +129,14 @@ class Shaken:
 
         return call
 
-    def measured(self):
-        arms, bounds = Arms(eager=self.eager, replay=self.replay), Bounds.of_budget(3 * S)
-        return measure_arms(arms, clock=self.clock, rule=EvidenceRule(1.15), bounds=bounds, seed=1)
+    def timing(self):
+        return measured(self.eager, self.replay, clock=self.clock, bounds=Bounds.of_budget(3 * S))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [*range(30), 147, 184, 192, 318])
 def test_verdict_estimate_and_interval_agree_whatever_shakes_the_arms(seed):
-    timing, boundary = Shaken(seed).measured(), 1.15 * 0.995
+    timing, boundary = Shaken(seed).timing(), 1.15 * 0.995
     shown = timing.speedup
     assert shown.low <= shown.estimate <= shown.high
     if timing.decision == "pass":
@@ -210,9 +213,7 @@ def test_drift_is_cancelled_by_pairing_and_told():
     clock = FakeClock()
     eager = Arm(clock, lambda _: 1.25 * MS * (1 + clock.time_ns / S))
     replay = Arm(clock, lambda _: MS * (1 + clock.time_ns / S))
-    timing = measure_arms(
-        Arms(eager=eager, replay=replay), clock=clock, rule=EvidenceRule(1.15), bounds=Bounds.of_budget(10 * S), seed=3
-    )
+    timing = measured(eager, replay, clock=clock, seed=3)
     assert timing.decision == "pass"
     assert timing.speedup.estimate == pytest.approx(1.25, rel=0.01)
     assert timing.drift_ratio > 1.10
@@ -224,9 +225,7 @@ def test_a_device_that_speeds_up_is_told_too():
     clock = FakeClock()
     eager = Arm(clock, lambda _: 1.25 * MS * (1.3 if clock.time_ns < 0.2 * S else 1.0))
     replay = Arm(clock, lambda _: MS * (1.3 if clock.time_ns < 0.2 * S else 1.0))
-    timing = measure_arms(
-        Arms(eager=eager, replay=replay), clock=clock, rule=EvidenceRule(1.15), bounds=Bounds.of_budget(10 * S), seed=3
-    )
+    timing = measured(eager, replay, clock=clock, seed=3)
     assert timing.drift_ratio < 1 / 1.10
     assert "faster during the measurement" in timing.notes[0]
 
@@ -265,14 +264,7 @@ def test_a_sample_waits_for_the_device_before_and_after():
         clock.time_ns += pending["ns"]
         pending["ns"] = 0.0
 
-    timing = measure_arms(
-        Arms(eager=launch("E", 195 * US), replay=launch("R", 95 * US)),
-        clock=clock,
-        rule=EvidenceRule(1.15),
-        bounds=Bounds.of_budget(10 * S),
-        seed=1,
-        synchronize=synchronize,
-    )
+    timing = measured(launch("E", 195 * US), launch("R", 95 * US), clock=clock, synchronize=synchronize)
     assert (timing.eager.median_ns, timing.replay.median_ns) == (200 * US, 100 * US)
     assert [events[i : i + 3][0::2] for i in range(0, 30, 3)] == [["sync", "sync"]] * 10
 
@@ -699,13 +691,7 @@ def test_the_collector_rests_while_timing_and_runs_again_after(collector):
         seen.add(collector.isenabled())
         clock.time_ns += MS
 
-    measure_arms(
-        Arms(eager=call, replay=call),
-        clock=clock,
-        rule=FixedTimeRule(time_ns=0),
-        bounds=Bounds.of_budget(10 * S),
-        seed=1,
-    )
+    measured(call, call, clock=clock, rule=FixedTimeRule(time_ns=0))
     assert seen == {False}
     assert collector.isenabled()
 
@@ -740,12 +726,12 @@ def test_the_performance_counter_is_a_clock_of_nanoseconds():
 
 
 def test_real_time_gives_a_result():
-    timing = measure_arms(
-        Arms(eager=lambda: sum(range(600)), replay=lambda: sum(range(200))),
+    timing = measured(
+        lambda: sum(range(600)),
+        lambda: sum(range(200)),
         clock=PerfCounterClock(),
         rule=EvidenceRule(1.15, min_time_ns=0.01 * S),
         bounds=Bounds.of_budget(2 * S),
-        seed=1,
     )
     assert timing.decision == "pass"
     assert timing.inner_calls > 1
