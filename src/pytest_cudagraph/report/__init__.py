@@ -1,4 +1,4 @@
-"""The words and documents a run leaves behind. Pure: yields lines and dicts, prints nothing, writes nothing."""
+"""The texts and documents of a run. Pure: returns lines and dicts, prints and writes nothing."""
 
 from pytest_cudagraph.report.columns import Column, grid
 from pytest_cudagraph.report.document import document, json_text, properties, rows_of_document

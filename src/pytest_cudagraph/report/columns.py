@@ -6,24 +6,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 MAX_WIDTH = 100
-"""Wider tables wrap in code review, in CI logs beside a time stamp and on a split screen."""
+"""Wider tables wrap in code reviews, in CI logs and on a split screen."""
 
 _GAP = "  "
 
 _MIN_NAME = 12
-"""Below this a shortened name tells nothing; the line then rather grows over the width asked for."""
+"""A shorter name is not useful. The line then exceeds the width."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """A column's title, and whether its cells stand at the right (numbers) or at the left (words)."""
+    """A column's title, and whether its cells are aligned right (numbers) or left (words)."""
 
     title: str
     right: bool = True
 
 
 def grid(columns: Sequence[Column], rows: Sequence[Sequence[str]], *, width: int = MAX_WIDTH) -> list[str]:
-    """A title line and one line per row, at most ``width`` columns wide: the first column gives way."""
+    """A title line and one line per row, at most ``width`` columns wide: the first column is shortened."""
     rows = [[printable(cell) for cell in row] for row in rows]
     widths = _widths(columns, rows)
     widths[0] = min(widths[0], max(_MIN_NAME, _room(widths, width)))
@@ -45,7 +45,7 @@ def _room(widths: Sequence[int], width: int) -> int:
 
 
 def shorten(text: str, width: int) -> str:
-    """``tests/mod…test_decoder[fp16]``: both ends of a name, its end (the test, not the folder) in greater part."""
+    """``tests/mod…test_decoder[fp16]``: both ends of a name, with more of the end, which names the test."""
     if len(text) <= width:
         return text
     head = (width - 1) // 3
@@ -53,7 +53,7 @@ def shorten(text: str, width: int) -> str:
 
 
 def printable(text: str) -> str:
-    """Line breaks and control characters would tear a table apart."""
+    """Replace line breaks and control characters, which would break a table."""
     return "".join(character if character.isprintable() else "?" for character in text)
 
 

@@ -45,12 +45,12 @@ def document(reports: Iterable[GraphReport], device: DeviceInfo | None, settings
 
 
 def json_text(found: Mapping[str, Any]) -> str:
-    """The document's text, for a file; what is no finite number has become null before."""
+    """The document as text. Numbers that are not finite are null."""
     return json.dumps(found, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def properties(report: GraphReport) -> list[tuple[str, str]]:
-    """JUnit's properties of a test: ``cudagraph.batch_8.speedup`` = ``1.42``; a call named by its user carries it."""
+    """JUnit's properties of a test: ``cudagraph.batch_8.speedup`` = ``1.42``. A custom name is part of the key."""
     is_plain = report.name == normal_name(report.nodeid)
     prefix = "cudagraph" if is_plain else f"cudagraph.{report.name}"
     found = [(f"{prefix}.verdict", report.verdict.value)]
@@ -113,7 +113,7 @@ def _row(name: str, batch: Mapping[str, Any]) -> Row:
 
 
 def _kernels_note(batch: Mapping[str, Any]) -> str:
-    """How the graph has changed, where it has."""
+    """How the graph changed. Empty if it did not."""
     if batch["baseline"] is None or batch["baseline"]["kernels"] == batch["kernels"]:
         return ""
     return next((each["reason"] for each in batch.get("judgements", ()) if each["gate"] == "structure"), "")
@@ -126,7 +126,7 @@ def _median_ns(latency: Mapping[str, Any] | None) -> float | None:
 def _interval(speedup: Mapping[str, Any] | None) -> Interval | None:
     if speedup is None or speedup["estimate"] is None:
         return None
-    # What is no finite number was written as null: a bound that too few blocks left open.
+    # A bound is null if there were too few blocks for it.
     low, high = speedup["low"], speedup["high"]
     return Interval(
         estimate=float(speedup["estimate"]),
@@ -202,7 +202,7 @@ def _batch(batch: BatchReport) -> dict[str, Any]:
 
 
 def _receipt(batch: BatchReport) -> dict[str, Any]:
-    """What there is for a graph at this batch size, how often it was launched, and why it was not."""
+    """The graph of this batch size, its launches, and why calls did not use it."""
     receipt = batch.receipt
     refused = [each.reason for each in batch.judgements if each.verdict is Verdict.NOT_CAPTURED]
     return {
@@ -215,7 +215,7 @@ def _receipt(batch: BatchReport) -> dict[str, Any]:
 
 
 def _check(found: Agreement) -> dict[str, Any]:
-    """How far replay was held against eager, and what that could not show."""
+    """The extent of the comparison of replay with eager."""
     return {
         "replays": found.replays,
         "bit_exact": found.bit_exact,
@@ -243,7 +243,7 @@ def _baseline(saved: SavedBatch | NoBaseline | None) -> dict[str, Any] | None:
 
 
 def _base(found: BaseComparison | None) -> dict[str, Any] | None:
-    """Each process's lower quartile, in the order of the pairs; no figures where a side has none."""
+    """Each process's lower quartile, in the order of the pairs. Empty if a side has none."""
     if found is None:
         return None
     return {
@@ -275,7 +275,7 @@ def _is_instance(value: Any) -> bool:
 
 
 def _jsonable(value: Any) -> Any:
-    """A setting as JSON has it: enums by value, paths and whatever else as their text."""
+    """A setting as JSON: enums by value, paths and other objects as text."""
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""The message of a failing test, with the marker that would accept it; the marker that a measurement supports."""
+"""The message of a failing test with the setting that would accept it, and the suggested markers."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from pytest_cudagraph.values import BatchReport, GateName, GraphReport, Judgemen
 def accept_hints(report: GraphReport, missed: Sequence[Judgement]) -> list[str]:
     """``to accept: @pytest.mark.graph_speedup(min={1: 1.85, 8: 1.20})``, and the like for kernels and another revision.
 
-    One line per setting, since a second marker for the same key would not be heard. A gate that some batch size cannot
-    pass by any setting has none.
+    One line per setting, because a second marker for the same key has no effect. There is none for a gate that some
+    batch size cannot pass by any setting.
     """
     lines = [_speedup_line(report)] if any(each.gate == "speedup" for each in missed) else []
     kernels = _largest(missed, "structure")
@@ -33,7 +33,7 @@ def _largest(missed: Iterable[Judgement], gate: GateName) -> float | None:
 
 
 def _speedup_line(report: GraphReport) -> str:
-    """Every batch size is in it: one that is left out of a mapping would no longer be measured."""
+    """With every batch size, because a size missing from a mapping would no longer be measured."""
     least: dict[int, float] = {}
     accepted: list[float] = []
     for batch in report.batches:
@@ -48,7 +48,7 @@ def _speedup_line(report: GraphReport) -> str:
 
 
 def min_line(least: Mapping[int, float], source: MinSource) -> str:
-    """What to write, and where, for these least speedups to be asked for: where ``source`` says that it is decided."""
+    """What to write to set these minimums, at the place that ``source`` names."""
     argument = _min_text(least, source)
     if source.place == "argument":
         return f"min_speedup={argument} in the call: its argument overrides markers"
@@ -64,13 +64,13 @@ def _min_text(least: Mapping[int, float], source: MinSource) -> str:
 
 
 def _number_text(value: float) -> str:
-    """Two decimals, and more only where the value has them: what was asked for is not to be made stricter."""
+    """Two decimals, or more if the value has them, so that no minimum becomes stricter."""
     text = f"{value:.2f}"
     return text if abs(float(text) - value) < 1e-9 else f"{value:g}"
 
 
 _ROOM = 0.03
-"""Speedups of a CPU-bound eager arm wander by this much between sessions (docs/statistics.md)."""
+"""Speedups of a CPU-bound model vary by this much between sessions (docs/statistics.md)."""
 
 _STEP = 0.05
 
@@ -79,8 +79,8 @@ def suggestions(reports: Iterable[GraphReport]) -> list[str]:
     """``suggest: test_a.py::test_a: @pytest.mark.graph_speedup(min={1: 1.85, 8: 1.2})``, or why there is none.
 
     The least speedup of each batch size is the lower bound of its 95 % interval, less the noise between blocks or the
-    room that sessions need, whichever is more, rounded down to 0.05. Without evidence for each of its batch sizes a
-    test gets none: one number would hold for all of them, and what a mapping leaves out is no longer measured.
+    variation between sessions, whichever is larger, rounded down to 0.05. A test without evidence for each of its
+    batch sizes gets none, because a marker decides on all of them.
     """
     found = {report.name: _why_not(report) or _suggestion(report) for report in reports}
     return [f"suggest: {name}: {text}" for name, text in found.items()]
@@ -88,14 +88,14 @@ def suggestions(reports: Iterable[GraphReport]) -> list[str]:
 
 def _suggestion(report: GraphReport) -> str:
     least = {batch.batch_size: _least_speedup(batch.timing) for batch in report.batches if batch.timing}
-    # In place of whatever marker it has: only an argument would override it.
+    # It replaces an existing marker. Only an argument overrides it.
     source = replace(report.min_source, place="setting") if report.min_source.place == "marker" else report.min_source
     return min_line(least, source)
 
 
 def _least_speedup(timing: Timing) -> float:
     noise = max(timing.noise_ratio, _ROOM)
-    # The lower bound of what is noise alone is 0 times infinity.
+    # With infinite noise the bound would be 0 times infinity.
     left = timing.speedup.low * (1 - noise) if math.isfinite(noise) else 0.0
     return math.floor(left / _STEP + 1e-9) * _STEP
 
@@ -134,7 +134,7 @@ def _no_evidence(batch: BatchReport) -> str:
     if timing.speedup.low <= 0:
         return "too few blocks for a lower bound; give a larger --cudagraph-time-budget"
     if judgement.verdict is Verdict.INCONCLUSIVE and timing.decision != "open":
-        # The evidence had decided, and something on the device spoke against it.
+        # The evidence decided, but the device was disturbed.
         return judgement.reason
     if _least_speedup(timing) <= 0:
         return f"the lower bound of its speedup, less the noise, is below {factor_text(_STEP)}"
@@ -142,10 +142,10 @@ def _no_evidence(batch: BatchReport) -> str:
 
 
 _SHOWN = 4
-"""Batch sizes told in full: with evidence they fill a screen."""
+"""Batch sizes shown in full. With evidence they fill a screen."""
 
 _EXPLAINED = 3
-"""Hazards named in the last line: a reader takes up the first."""
+"""Hazards named in the last line."""
 
 _INDENT = "  "
 
@@ -154,22 +154,22 @@ def failure_text(report: GraphReport) -> str:
     """Everything that fails in a report, worst first; where nothing fails, everything that was not proven."""
     model = [judgement for judgement in report.judgements if _is_missed(judgement.verdict, report)]
     batches = sorted((batch for batch in report.batches if _is_missed(batch.verdict, report)), key=_urgency)
-    told = {batch.batch_size: _missed(batch, report) for batch in sorted(batches[:_SHOWN], key=_order)}
-    lines = [line for judgement in model for line in _told(judgement)]
-    lines += _batch_lines(told)
-    if len(batches) > len(told):
+    shown = {batch.batch_size: _missed(batch, report) for batch in sorted(batches[:_SHOWN], key=_order)}
+    lines = [line for judgement in model for line in _lines_of(judgement)]
+    lines += _batch_lines(shown)
+    if len(batches) > len(shown):
         lines.append(_rest(batches[_SHOWN:]))
     if report.device is not None:
         lines.append(_INDENT + device_text(report.device))
-    remedies = [line for judgement in model for line in judgement.remedy.splitlines()] + _remedies(told)
+    remedies = [line for judgement in model for line in judgement.remedy.splitlines()] + _remedies(shown)
     remedies += accept_hints(report, [judgement for batch in batches for judgement in _missed(batch, report)])
-    remedies += _more([*model, *(judgement for judgements in told.values() for judgement in judgements)])
+    remedies += _more([*model, *(judgement for judgements in shown.values() for judgement in judgements)])
     return "\n".join([*lines, *(_INDENT + remedy for remedy in dict.fromkeys(remedies))])
 
 
-def _more(told: Sequence[Judgement]) -> list[str]:
-    """Where the pages on the hazards can be read; one line, however many there are."""
-    ids = list(dict.fromkeys(judgement.hazard for judgement in told if judgement.hazard))
+def _more(shown: Sequence[Judgement]) -> list[str]:
+    """The command that shows the hazards' pages."""
+    ids = list(dict.fromkeys(judgement.hazard for judgement in shown if judgement.hazard))
     return [f"more: pytest-cudagraph explain {' '.join(ids[:_EXPLAINED])}"] if ids else []
 
 
@@ -183,7 +183,7 @@ def _missed(batch: BatchReport, report: GraphReport) -> list[Judgement]:
 
 
 def _urgency(batch: BatchReport) -> tuple[int, float, int]:
-    """Which are told where there is no room for all: the worst verdict, the speedup furthest below its target."""
+    """The order of choice if not all fit: the worst verdict, then the speedup furthest below its target."""
     shortfall = 1.0
     if batch.timing is not None and batch.min_speedup:
         shortfall = batch.timing.speedup.estimate / batch.min_speedup
@@ -191,28 +191,30 @@ def _urgency(batch: BatchReport) -> tuple[int, float, int]:
 
 
 def _order(batch: BatchReport) -> tuple[int, int]:
-    """In which order they are told: the worst verdict names the failure, within it a reader looks for the number."""
+    """The order on the screen: the worst verdict, then the batch size."""
     return (-batch.verdict.severity, batch.batch_size)
 
 
-def _batch_lines(told: Mapping[int, Sequence[Judgement]]) -> list[str]:
-    """What was found, each sentence once with its evidence and the batch sizes it holds for."""
+def _batch_lines(shown: Mapping[int, Sequence[Judgement]]) -> list[str]:
+    """Each sentence once, with its evidence and its batch sizes."""
     sizes: dict[tuple[str, tuple[str, ...]], list[int]] = {}
     found: dict[tuple[str, tuple[str, ...]], Judgement] = {}
-    for batch_size, missed in told.items():
+    for batch_size, missed in shown.items():
         for judgement in missed:
             key = (judgement.reason, judgement.evidence)
             sizes.setdefault(key, []).append(batch_size)
             found.setdefault(key, judgement)
-    return [line for key, judgement in found.items() for line in _told(judgement, f"batch {_sizes_text(sizes[key])}: ")]
+    return [
+        line for key, judgement in found.items() for line in _lines_of(judgement, f"batch {_sizes_text(sizes[key])}: ")
+    ]
 
 
 def _sizes_text(sizes: Sequence[int]) -> str:
     return ", ".join(map(str, sizes))
 
 
-def _told(judgement: Judgement, prefix: str = "") -> list[str]:
-    """The judgement's sentence and, indented, its evidence; both may be of several lines."""
+def _lines_of(judgement: Judgement, prefix: str = "") -> list[str]:
+    """The judgement's sentence and, indented, its evidence. Both may have several lines."""
     sentence = judgement.reason if judgement.reason.startswith(prefix) else prefix + judgement.reason
     first, *more = sentence.splitlines() or [judgement.verdict.value]
     evidence = [line for item in judgement.evidence for line in item.splitlines()]
@@ -225,7 +227,7 @@ def _rest(batches: Sequence[BatchReport]) -> str:
 
 
 def _remedies(missed: Mapping[int, Sequence[Judgement]]) -> list[str]:
-    """Each remedy once, with the batch sizes it is for, unless it is for all of them."""
+    """Each remedy once, with its batch sizes unless it is for all of them."""
     sizes: dict[str, list[int]] = {}
     for batch_size, judgements in missed.items():
         for remedy in dict.fromkeys(judgement.remedy for judgement in judgements if judgement.remedy):

@@ -1,4 +1,4 @@
-"""The summary a run ends with: one table per device, and the lines below it."""
+"""The summary of a run: one table per device, and the lines below it."""
 
 from __future__ import annotations
 
@@ -23,34 +23,34 @@ from pytest_cudagraph.values import (
 
 
 def device_text(device: DeviceInfo) -> str:
-    """``NVIDIA H200, driver 580.159, torch 2.11.0``; a CPU is called one: ``cpu: AMD EPYC 9B45, torch 2.13.0``."""
+    """``NVIDIA H200, driver 580.159, torch 2.11.0``, or ``cpu: AMD EPYC 9B45, torch 2.13.0``."""
     name = f"cpu: {device.name}" if device.kind == "cpu" else device.name
     driver = f", driver {device.driver}" if device.driver else ""
     return f"{name}{driver}, torch {device.torch}"
 
 
 def header(device: DeviceInfo, *, baseline: str, min_speedup: float, judged: bool) -> str:
-    """The line above the tests; ``judged`` is false in a rehearsal, where speed is shown and not gated."""
+    """The line above the tests. ``judged`` is false in a rehearsal: speed is shown and not judged."""
     gate = f"gate {factor_text(min_speedup)}" if judged else "rehearsal: speed is not judged"
     return f"cudagraph: {device_text(device)}; baseline {baseline}; {gate}"
 
 
 UNTIMED = (Verdict.WRONG, Verdict.NOT_CAPTURED)
-"""Verdicts whose timings say nothing, and are not shown: what was timed is not the model."""
+"""Verdicts without timings: a wrong or missing graph is not the model."""
 
 _MIN_TEST = 20
-"""Columns a test's name should have before the intervals are left out for its sake."""
+"""With less width for a test's name, the intervals are left out."""
 
 _LISTED = 5
-"""How many of a kind are named below the table before the rest is only counted."""
+"""Lines of one kind below the table. The rest is only counted."""
 
 _ACCEPTED = 50
-"""The same of entries that an update replaces: whoever accepts a slowdown should have read of it."""
+"""The same for entries that an update replaces, because they may hide a slowdown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One line of the table; times in nanoseconds, None where there is nothing to show."""
+    """One line of the table. Times in nanoseconds, None if there is nothing to show."""
 
     test: str
     batch_size: int | None
@@ -61,11 +61,11 @@ class Row:
     speedup: Interval | None = None
     min_speedup: float | None = None
     note: str = ""
-    """Shown on a line below: why there are no timings, or how the graph itself has changed."""
+    """Shown on a line below: why there are no timings, or how the graph changed."""
 
 
 def table(reports: Iterable[GraphReport], width: int = MAX_WIDTH) -> list[str]:
-    """The table of a run, a block per device, each under a line that names the device; no lines for no reports."""
+    """The table of a run: one block per device, under a line that names the device."""
     blocks: dict[str, list[Row]] = {}
     for report in reports:
         device = device_text(report.device) if report.device else "no device"
@@ -77,7 +77,7 @@ def table(reports: Iterable[GraphReport], width: int = MAX_WIDTH) -> list[str]:
 
 
 def _without_common_folder(rows: Sequence[Row]) -> list[Row]:
-    """The same rows; a folder that every test lies in tells nothing, and costs the columns of the names."""
+    """The same rows without a folder that is common to all tests."""
     names = {row.test for row in rows}
     if any("::" not in name for name in names):
         return list(rows)
@@ -86,7 +86,7 @@ def _without_common_folder(rows: Sequence[Row]) -> list[Row]:
 
 
 def rows_of(report: GraphReport) -> list[Row]:
-    """The rows of one report; a model that never came to a batch size has one."""
+    """The rows of one report. A model that reached no batch size has one."""
     if report.batches:
         return [_row(report, batch) for batch in report.batches]
     worst = next((judgement for judgement in report.judgements if judgement.verdict is report.verdict), None)
@@ -160,7 +160,7 @@ def _latency(nanoseconds: float | None) -> str:
 def _speedup(speedup: Interval | None, *, interval: bool) -> str:
     if speedup is None:
         return "-"
-    # Too few blocks bound it on one side only, or on none: a column has no room to say so.
+    # With too few blocks there are not two bounds, and the column has no room for an explanation.
     bounds = f" ({speedup.low:.2f}-{speedup.high:.2f})" if interval and math.isfinite(speedup.high) else ""
     return factor_text(speedup.estimate) + bounds
 
@@ -191,11 +191,11 @@ def closing(
     replaced: Sequence[tuple[str, int, str]] = (),
     stale: Sequence[tuple[str, int]] = (),
 ) -> list[str]:
-    """The lines below the table: counts, what could not be decided and why, what was written.
+    """The lines below the table: counts, what was not decided and why, what was written.
 
-    ``wrote`` is the number of entries and the file, ``refused`` what was asked to be written and was not (name, batch
-    size, reason), ``replaced`` what was written over something else (name, batch size, how they differ), ``stale`` the
-    saved entries that no test covers any more.
+    ``wrote`` is the number of entries and the file, ``refused`` the entries that may not be written (name, batch size,
+    reason), ``replaced`` the entries that were replaced (name, batch size, change), ``stale`` the entries without a
+    test.
     """
     lines = [", ".join(f"{count} {word}" for word, count in counts.items() if count) or "nothing measured"]
     lines += _undecided(reports)
@@ -216,7 +216,7 @@ def _of_batch(found: tuple[str, int, str]) -> str:
 
 
 def _faster(reports: Sequence[GraphReport]) -> Iterator[str]:
-    """A gain that nobody saves is one that the gate does not hold."""
+    """Gains, to be saved: the gate protects only what is saved."""
     for report in reports:
         for batch in report.batches:
             judgement = next((each for each in batch.judgements if each.gate == "baseline"), None)
@@ -235,7 +235,7 @@ def _undecided(reports: Sequence[GraphReport]) -> list[str]:
 
 
 def _not_judged(reports: Sequence[GraphReport]) -> list[str]:
-    """One line per reason: a whole rehearsal has only one."""
+    """One line per reason. A rehearsal has only one."""
     reasons: dict[str, int] = {}
     for report in reports:
         for batch in report.batches:
@@ -246,7 +246,7 @@ def _not_judged(reports: Sequence[GraphReport]) -> list[str]:
 
 
 def _notes(reports: Sequence[GraphReport]) -> Iterator[str]:
-    """What limits the proof of a test that passed: what the check has to say, what the audit could not look into."""
+    """What limits the result of a test that passed: notes of the check, and what the audit could not inspect."""
     for report in reports:
         sizes: dict[str, list[str]] = {}
         for batch in report.batches:
@@ -268,7 +268,7 @@ def _listed(kind: str, items: Sequence[str], most: int = _LISTED) -> list[str]:
 
 
 def _wrapped(text: str, width: int, *, indent: str = "", names: bool = False) -> list[str]:
-    """Lines of at most ``width`` columns; with ``names`` a longer nodeid stays whole, so that it can be copied."""
+    """Lines of at most ``width`` columns. With ``names`` a longer node id is not split."""
     return textwrap.wrap(
         printable(text),
         width=width,

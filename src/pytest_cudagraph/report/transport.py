@@ -1,4 +1,4 @@
-"""Reports as plain values and back: what travels from a pytest-xdist worker to the controller."""
+"""Reports as plain values and back, for the way from a pytest-xdist worker to the controller."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _plain(value: Any) -> Any:
 
 
 def _exact(value: Any) -> Any:
-    # Subclasses (numpy's float64 is a float) look right and are refused by the wire.
+    # pytest-xdist refuses subclasses, such as numpy's float64.
     for kind in (bool, int, float, str):
         if isinstance(value, kind):
             return kind(value)
@@ -65,7 +65,7 @@ def _build(hint: Any, plain: Any) -> Any:
 
 
 def _member(kinds: tuple[Any, ...], plain: Any) -> Any:
-    """Which kind of a union a plain value is: the dataclass with just these fields, else any other that is not None."""
+    """The member of a union that fits: the dataclass with these fields, else the first that is not None."""
     if plain is None:
         return NoneType
     rest = [kind for kind in kinds if kind is not NoneType]

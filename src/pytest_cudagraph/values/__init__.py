@@ -1,6 +1,6 @@
-"""The facts that stages hand to each other.
+"""The facts that stages pass to each other.
 
-Every class here is frozen and dry: no torch, no pytest, no behaviour beyond a derived figure. Times are in
+Every class is frozen. It imports neither torch nor pytest and computes only derived figures. Times are in
 nanoseconds (``_ns``), memory in bytes (``_bytes``), ratios are plain factors (``_ratio``): 1.15 means 15 % faster.
 """
 

@@ -1,4 +1,4 @@
-"""What a model's code, its graph and its outputs showed: places in the code, findings, receipts, disagreements."""
+"""Evidence on a model: places in its code, findings, receipts of graphs, comparisons of replay with eager."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class Site:
     function: str = ""
 
     def __str__(self) -> str:
-        """``model.py:20``; the path is relative where it lies below the working folder, as pytest shows it."""
+        """``model.py:20``. The path is relative if it is below the working folder."""
         path, here = Path(self.file), Path.cwd()
         return f"{path.relative_to(here) if path.is_relative_to(here) else path}:{self.line}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One hazard seen in the eager model: a stable id of the catalogue, where, what was seen, what to do."""
+    """One hazard in the eager model: its id in the catalogue, the line, the evidence and the remedy."""
 
     id: str
     level: Level
@@ -35,37 +35,37 @@ class Finding:
     evidence: str = ""
     site: Site | None = None
     loud: bool = True
-    """Whether CUDA itself would refuse the capture (loud), or replay wrongly without a word (silent)."""
+    """Whether CUDA refuses the capture (loud). Otherwise the replay is wrong without an error (silent)."""
     called_from: Site | None = None
     """The innermost line of the user's project, where ``site`` lies in an installed library."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
-    """Proof that a graph exists for a batch size: what was captured, at what price."""
+    """What was captured for a batch size, and at what cost."""
 
     batch_size: int
     operations: int | None
-    """Everything recorded, views included; None where the backend cannot count."""
+    """All recorded operations, views included. None if the backend cannot count."""
     kernels: int | None
-    """Non-view operations on the CPU twin, kernel nodes on CUDA; None where the backend cannot count."""
+    """Non-view operations on the CPU twin, kernel nodes on CUDA. None if the backend cannot count."""
     kernel_names: Mapping[str, int] = field(default_factory=dict)
     not_counted: str = ""
-    """Why there is no count; empty where there is one."""
+    """Why there is no count. Empty if there is one."""
     opaque_regions: int = 0
-    """How many of the kernels are compiled regions the recorder cannot look into."""
+    """How many kernels are compiled regions, which the recorder cannot inspect."""
     capture_ns: int = 0
     memory_bytes: int | None = None
-    """Growth of the graph pool for this batch size; on the twin the bytes of its fixed buffers."""
+    """Growth of the graph pool for this batch size. On the twin, the bytes of its fixed buffers."""
     replays: int = 0
-    """Launches of the graph since its capture, until the receipt was written."""
+    """Launches of the graph between its capture and the report."""
     fallbacks: tuple[str, ...] = ()
-    """Calls that a graph should have answered and did not, each with the reason."""
+    """Calls that did not use their graph, each with the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agreement:
-    """That replay equals eager for one batch size, and how far that was looked at."""
+    """Replay equals eager at one batch size, with the extent of the comparison."""
 
     batch_size: int
     replays: int
@@ -79,12 +79,12 @@ class Agreement:
     not_compared: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     adversaries: tuple[str, ...] = ()
-    """The kinds of adversarial inputs that were tried: those which eager takes, and which change the example."""
+    """The kinds of adversarial inputs that were used: those that eager accepts and that change the example."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Disagreement:
-    """That replay differs from eager: the first difference found, in the words of the check."""
+    """Replay differs from eager: the first difference that the check found."""
 
     batch_size: int
     where: str

@@ -1,4 +1,4 @@
-"""What the numbers of a run were measured on."""
+"""The machine that a run measured on."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 Kind = Literal["cuda", "cpu"]
-"""What ran the work: CUDA graphs on a GPU, or the CPU twin."""
+"""CUDA graphs on a GPU, or the CPU twin."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceInfo:
-    """What the numbers of this run were measured on. Stable facts only: no clocks, no temperatures."""
+    """The device that a run measured on. Stable facts only: no momentary clocks, no temperatures."""
 
     kind: Kind
     name: str
@@ -23,22 +23,22 @@ class DeviceInfo:
     platform: str
     threads: int
     mig: str | None = None
-    """The MIG profile (``1g.18gb``); None on a whole GPU and on a CPU."""
+    """The MIG profile (``1g.18gb``). None on a whole GPU and on a CPU."""
     power_limit_w: int | None = None
-    """The limit the driver enforces; None on a CPU, and where NVML does not tell."""
+    """The limit that the driver enforces. None on a CPU, and if NVML does not report it."""
     clocks: str | None = None
-    """The clock policy in words (``application clock 1980 MHz``); None as ``power_limit_w``."""
+    """The clock policy (``application clock 1980 MHz``). None as ``power_limit_w``."""
 
     @property
     def software(self) -> str:
-        """What runs the kernels, as far as it decides their speed: ``Python 3.12.3, torch 2.11.0, driver 580.159``."""
+        """The software that decides the kernels' speed: ``Python 3.12.3, torch 2.11.0, driver 580.159``."""
         driver = f", driver {self.driver}" if self.driver else ""
         return f"Python {self.python}, torch {self.torch}{driver}"
 
     def hardware_changes(self, now: DeviceInfo) -> tuple[str, ...]:
-        """What forbids to compare a latency of ``now`` with one of this: ``power limit 700 W -> 600 W``; else nothing.
+        """Changes after which latencies are not comparable: ``power limit 700 W -> 600 W``.
 
-        What one side does not tell (older files, no NVML) is no difference.
+        A fact that one side lacks (older files, no NVML) is no change.
         """
         if (self.kind, self.name) != (now.kind, now.name):
             return (f"{self.name} ({self.kind}) -> {now.name} ({now.kind})",)

@@ -1,4 +1,4 @@
-"""Everything of one model, at the end of its story."""
+"""The result of one model's run: verdicts, judgements, reports."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GateName = Literal["eager", "audit", "compile", "capture", "check", "speedup", "
 
 
 class Verdict(str, Enum):
-    """What a test has shown of one batch size, or of the whole test (the worst of its batch sizes)."""
+    """The result of one batch size, or of a whole test (the worst of its batch sizes)."""
 
     PASSED = "passed"
     NOT_JUDGED = "not-judged"
@@ -26,7 +26,7 @@ class Verdict(str, Enum):
 
     @property
     def severity(self) -> int:
-        """0 for passed, rising to the worst."""
+        """0 for passed, higher for worse."""
         return list(Verdict).index(self)
 
     @property
@@ -37,7 +37,7 @@ class Verdict(str, Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """What one gate says of one batch size: a sentence (allowed, found), its evidence, its remedy."""
+    """One gate's result: a sentence (allowed, found), its evidence and its remedy."""
 
     gate: GateName
     verdict: Verdict
@@ -45,9 +45,9 @@ class Judgement:
     evidence: tuple[str, ...] = ()
     remedy: str = ""
     accept: float | None = None
-    """What the gate's setting would have to be for what was found to pass; None where no setting is the remedy."""
+    """The setting of the gate that would let the result pass. None if no setting is the remedy."""
     hazard: str = ""
-    """The id in the catalogue, where a hazard of the model is the cause; its page tells more."""
+    """The hazard's id in the catalogue, if a hazard is the cause."""
 
 
 CompileMode = Literal["none", "inductor", "aot"]
@@ -55,16 +55,16 @@ CompileMode = Literal["none", "inductor", "aot"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MinSource:
-    """Who asks for the least speedup of a test: the place that has to change for less to be accepted."""
+    """Where the least speedup of a test is set, and so where a smaller one must be written."""
 
     place: Literal["argument", "marker", "setting"] = "setting"
     is_mapping: bool = False
-    """Whether it is given per batch size, and so names the batch sizes."""
+    """Whether it is a mapping from batch sizes, which also selects the batch sizes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchReport:
-    """Everything known of one batch size at the end of its story."""
+    """Everything known of one batch size at the end of its run."""
 
     batch_size: int
     judgements: tuple[Judgement, ...]
@@ -79,7 +79,7 @@ class BatchReport:
 
     @property
     def verdict(self) -> Verdict:
-        """The worst of the judgements; not judged when there is none."""
+        """The worst of the judgements. Not judged if there are none."""
         return max((j.verdict for j in self.judgements), key=lambda v: v.severity, default=Verdict.NOT_JUDGED)
 
     @property
@@ -89,7 +89,7 @@ class BatchReport:
 
     @property
     def word(self) -> str:
-        """The verdict as tables and counts say it; by the baseline gate ``slower``, or ``missing`` for want of one."""
+        """The verdict in tables and counts. From the baseline gate also ``slower``, or ``missing`` without an entry."""
         if self.worst is not None and self.worst.gate == "baseline":
             if self.verdict is Verdict.FAILED:
                 return "slower"
@@ -109,24 +109,24 @@ class GraphReport:
     batches: tuple[BatchReport, ...] = ()
     findings: tuple[Finding, ...] = ()
     judgements: tuple[Judgement, ...] = ()
-    """What concerns the model as a whole: audit errors, a failed compile."""
+    """Judgements of the model as a whole: audit errors, a failed compile."""
     compile_ns: int | None = None
     not_judged: tuple[str, ...] = ()
-    """What no stage could look into (custom operators, opaque outputs)."""
+    """What no stage could inspect (custom operators, opaque outputs)."""
     notes: tuple[str, ...] = ()
-    """What is legal and seldom meant: a model in training mode."""
+    """What is allowed and rarely intended: a model in training mode."""
     min_source: MinSource = MinSource()
     update_option: str = "--cudagraph-update"
-    """What has to be asked for, for an entry to be written where this was measured."""
+    """The option that saves an entry on this device."""
 
     @property
     def verdict(self) -> Verdict:
-        """The worst verdict of the model and of its batch sizes; not judged when nothing was."""
+        """The worst verdict of the model and of its batch sizes. Not judged if there is none."""
         found = [j.verdict for j in self.judgements] + [b.verdict for b in self.batches]
         return max(found, key=lambda v: v.severity, default=Verdict.NOT_JUDGED)
 
     def at(self, batch_size: int) -> BatchReport:
-        """The report of one batch size; :class:`KeyError` names those there are."""
+        """The report of one batch size. Raises :class:`KeyError` with the existing sizes."""
         for batch in self.batches:
             if batch.batch_size == batch_size:
                 return batch

@@ -17,25 +17,25 @@ Comparison = Literal["same", "faster", "slower", "uncertain", "new", "not-compar
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
-    """What one recorded run found of a replay: a baseline keeps some, to know how far unchanged runs differ."""
+    """One recorded run of a replay. A baseline keeps some, to know how much unchanged runs differ."""
 
     date: str
     commit: str
-    """Short; empty outside of a repository."""
+    """Short. Empty outside a repository."""
     software: str
     """See :attr:`DeviceInfo.software`."""
     q25_ns: float
     median_ns: float
     reference_q25_ns: float | None = None
-    """The reference workload of that run, to divide by like with like; see :attr:`Timing.reference`."""
+    """The lower quartile of that run's reference workload; see :attr:`Timing.reference`."""
     reference_median_ns: float | None = None
     unrest_log: float = 0.0
-    """How much further apart than on a machine at rest the quartiles lay, of reference or replay, as a log-ratio."""
+    """How much wider the quartiles of reference or replay were than on an idle machine, as a log-ratio."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedBatch:
-    """What a baseline file holds of one test at one batch size."""
+    """The entry of one test at one batch size in a baseline file."""
 
     name: str
     batch_size: int
@@ -48,19 +48,19 @@ class SavedBatch:
     device: DeviceInfo
     saved_at: str
     sessions: tuple[Session, ...] = ()
-    """The runs that found these kernels at this speed, oldest first; the latencies above are of one of them."""
+    """The runs with these kernels at this speed, oldest first. The latencies above are of one of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoBaseline:
-    """That there is nothing to compare with, and why."""
+    """Why there is no entry to compare with."""
 
     comparison: Literal["new", "not-comparable", "off"]
     reason: str
     asked_for: bool = False
-    """Whether the run demands a saved entry (``--cudagraph-strict``): its lack is then no pass."""
+    """Whether the run requires an entry (``--cudagraph-strict``). Without one it is then not judged."""
     counted: SavedBatch | None = None
-    """Another device's entry: its latencies are not comparable, its kernels are."""
+    """Another device's entry. Its kernels are comparable, its latencies are not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,9 +146,9 @@ class MeasuredBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BaseComparison:
-    """One test at one batch size in two revisions, a pair of processes after the other.
+    """One test at one batch size in two revisions, measured in pairs of processes.
 
-    Each figure is one process's lower quartile; the n-th of ``head`` and of ``base`` were measured next to each other.
+    Each figure is one process's lower quartile. The n-th of ``head`` and the n-th of ``base`` are one pair.
     """
 
     revision: str
@@ -158,12 +158,12 @@ class BaseComparison:
     head_eager_ns: tuple[float, ...] = ()
     base_reference_ns: tuple[float, ...] = ()
     head_reference_ns: tuple[float, ...] = ()
-    """The reference workload beside each of them; empty where a process has none."""
+    """The reference workload in each process. Empty if a process has none."""
     base_kernels: int | None = None
     head_kernels: int | None = None
     change: Interval | None = None
-    """Head's replay over base's: what was judged; None where there is nothing to compare."""
+    """Head's replay over base's, which is judged. None without a comparison."""
     missing: str = ""
-    """Why there is nothing to compare, in a few words; empty where there is."""
+    """Why there is no comparison. Empty if there is one."""
     why: str = ""
-    """What the test said where it could not be measured: the first line of its error, or why it was skipped."""
+    """The first line of the test's error, or why it was skipped, if it was not measured."""

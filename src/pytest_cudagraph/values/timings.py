@@ -1,4 +1,4 @@
-"""What a measurement saw."""
+"""What one measurement found."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 Decision = Literal["pass", "fail", "open"]
-"""What the evidence of a measurement says of its target; ``open``: neither, within the time it had."""
+"""The decision of a measurement about its target. ``open``: no decision within the time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Latency:
-    """The distribution of one arm's samples; each sample is one synchronised call, host included."""
+    """The distribution of one arm's samples. A sample is one synchronised call, host time included."""
 
     samples: int
     minimum_ns: float
