@@ -252,7 +252,7 @@ BASELINES = {
     "slower, not judged": against(140.5, why_not="this was a rehearsal on the CPU twin"),
     "slower, other kernels": against(140.5, receipt=receipt(62, kernel_names={"aten.mul": 32, "aten.add": 30})),
     "slower machine, other kernels": slowdown(
-        replace(PASSED, eager=latency(190.0), replay=latency(138.0), reference=latency(180.0)),
+        replace(PASSED, eager=latency(190.0), replay=latency(140.5), reference=latency(180.0)),
         replace(saved(), sessions=FIVE),
         0.02, H200, receipt=receipt(62, kernel_names={"aten.mul": 32, "aten.add": 30}),
     ),
@@ -278,7 +278,7 @@ BASELINES = {
         0.10, H200,
     ),
     "slower machine": slowdown(
-        replace(PASSED, eager=latency(190.0), replay=latency(138.0), reference=latency(180.0)),
+        replace(PASSED, eager=latency(190.0), replay=latency(140.5), reference=latency(180.0)),
         replace(saved(), sessions=FIVE),
         0.02, H200,
     ),

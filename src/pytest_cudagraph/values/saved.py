@@ -92,15 +92,6 @@ class LatencyChange:
     """The reference workload before (geometric mean) and after. None where latencies were not divided."""
 
     @property
-    def is_no_longer(self) -> bool:
-        """Whether the replay takes no longer than saved, undivided. Such a replay must not fail.
-
-        On a machine that was steadily up to 1.9 times slower when it saved, 16 % of unchanged replays would fail
-        otherwise.
-        """
-        return self.after_ns <= self.before_ns
-
-    @property
     def high_log(self) -> float:
         """The upper end of the interval. The lower end is ``log_ratio - margin_log``."""
         return self.log_ratio + self.apart_log + self.margin_log
@@ -108,12 +99,11 @@ class LatencyChange:
     def comparison(self, max_slowdown: float) -> Comparison:
         """``slower`` or ``same`` when the whole interval is above or within ``max_slowdown``, else ``uncertain``.
 
-        A replay that takes no longer than saved is never ``slower``. Under the assumed spread a change of up to half
-        of ``max_slowdown`` is ``same`` too, because the interval alone is wider than a tight gate. ``faster`` when the
-        gain exceeds ``max_slowdown`` and the whole interval is a gain.
+        Under the assumed spread a change of up to half of ``max_slowdown`` is ``same`` too, because the interval alone
+        is wider than a tight gate. ``faster`` when the gain exceeds ``max_slowdown`` and the whole interval is a gain.
         """
         allowed_log = math.log1p(max_slowdown)
-        if self.log_ratio - self.margin_log > allowed_log and not self.is_no_longer:
+        if self.log_ratio - self.margin_log > allowed_log:
             return "slower"
         is_small = self.is_prior and self.log_ratio + self.apart_log <= allowed_log / 2
         if self.high_log > allowed_log and not is_small:
