@@ -69,3 +69,26 @@ def on_gpu():
             return torch.empty(shape, dtype=dtype, device="cuda:0")
 
     return make
+
+
+@pytest.fixture
+def packaged_as_exported(monkeypatch):
+    """AOTInductor without its compiler: a package is the exported program. Gives the folders they were built in."""
+    import torch
+
+    from pytest_cudagraph.compile import aot
+
+    built = []
+
+    def build(program, folder, settings, timeout_s):
+        built.append(folder)
+        torch.export.save(program, folder / "package.pt2")
+        return folder / "package.pt2", ()
+
+    def load(package, device):
+        module = torch.export.load(package).module()
+        return lambda tensors: list(module(*tensors))
+
+    monkeypatch.setattr(aot, "build", build)
+    monkeypatch.setattr(aot, "load", load)
+    return built

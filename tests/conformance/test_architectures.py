@@ -11,6 +11,11 @@ from pytest_cudagraph.backends import open_backend
 
 BATCH_SIZES = (1, 2, 4, 8)
 
+IN_EVERY_RUN = {"bert", "gpt2", "llama", "mixtral", "resnet", "t5"}
+"""One of each kind: encoder, decoder, decoder with a cache, experts, convolutions, encoder with decoder."""
+
+COPY_HOST_DATA = {"gemma2", "mistral"}
+
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
 
 
@@ -27,11 +32,13 @@ def case_of(architecture, bug=None):
 def test_an_architecture_passes_audit_capture_and_check_at_every_batch_size(name, kind):
     found = run(case_of(ARCHITECTURES[name]), open_backend(kind), BATCH_SIZES)
     assert_clean(found)
-    assert found.notes <= {"host-data"}
+    assert found.notes == ({"host-data"} if name in COPY_HOST_DATA else set())
 
 
 @pytest.mark.parametrize("bug", PLANTED, ids=lambda bug: bug.__name__)
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in IN_EVERY_RUN else pytest.mark.nightly) for name in ARCHITECTURES]
+)
 def test_a_planted_bug_is_caught(name, bug, kind):
     found = run(case_of(ARCHITECTURES[name], bug), open_backend(kind), (1, 2))
     assert_caught(found, bug)

@@ -68,7 +68,7 @@ class BakesItsStep(Mlp):
         return super().forward(x) * self.step
 """
 
-_OPTIONS_OF_A_PROCESS = {"-n", "-p", "-W"}
+_OPTIONS_OF_A_PROCESS = {"-n", "-W", "no:benchmark", "no:cudagraph", "no:terminal"}
 """Runs with these options get a process of their own: other plugins, workers and warnings hold for a process."""
 
 _NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e[+-]\d+)?")

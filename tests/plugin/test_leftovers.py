@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
+import tempfile
 
 
-@pytest.mark.slow
-def test_compiled_packages_without_a_cache_end_with_their_test(project, tmp_path, monkeypatch):
+def test_compiled_packages_without_a_cache_end_with_their_test(project, tmp_path, monkeypatch, packaged_as_exported):
     temporary = tmp_path / "temporary"
     temporary.mkdir()
-    monkeypatch.setenv("TMPDIR", str(temporary))
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     project.pytester.makepyfile(
         """
         import torch
@@ -20,5 +19,7 @@ def test_compiled_packages_without_a_cache_end_with_their_test(project, tmp_path
             assert_replay_close(capture_graphs(compiled))
         """
     )
-    project.measure().assert_outcomes(passed=1)
+    project.measure("-p", "no:cacheprovider").assert_outcomes(passed=1)
+    (folder,) = packaged_as_exported
+    assert folder.is_relative_to(temporary)
     assert not list(temporary.glob("pytest-cudagraph-*"))

@@ -333,8 +333,11 @@ def test_the_command_does_not_load_torch(folder):
     assert run("-c", code).returncode == 0
 
 
-def test_a_reader_that_has_seen_enough_is_no_error(tmp_path):
-    script = f"({sys.executable} -m pytest_cudagraph doctor; echo $? >{tmp_path}/rc) | true"
-    found = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
-    assert found.stderr == ""
-    assert (tmp_path / "rc").read_text() in ("0\n", "1\n")  # fit or unfit, and no crash
+@pytest.mark.slow
+def test_a_reader_that_has_seen_enough_is_no_error():
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "pytest_cudagraph", "explain", "rng"]
+    found = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, timeout=60, check=False)
+    os.close(writer)
+    assert (found.returncode, found.stderr) == (0, b"")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import statistics
 from collections import Counter
+from functools import partial
 from itertools import islice, pairwise
 from pathlib import Path
 from xml.etree import ElementTree
@@ -280,7 +281,8 @@ def test_a_broken_limit_is_an_error(monkeypatch, capsys):
     assert out.endswith("3 limits broken\n")
 
 
-def test_the_whole_command_runs(capsys):
+def test_the_whole_command_runs(capsys, monkeypatch):
+    monkeypatch.setattr(gate_error_rates, "decision_ns", partial(gate_error_rates.decision_ns, repeats=30))
     assert gate_error_rates.main(["--trials", "1", "--jobs", "1", "--only", "bursts_50ms"]) in (0, 1)
     out = capsys.readouterr().out
     assert out.startswith("1 trials in each of 18 cells, seed 1, budget 10 s\n| group (scenarios) |")

@@ -17,7 +17,7 @@ from torch import nn
 
 from pytest_cudagraph import hazards
 from pytest_cudagraph.audit import Audit, audit
-from pytest_cudagraph.inputs import Example, batch_examples
+from pytest_cudagraph.inputs import Example
 from pytest_cudagraph.state import Snapshot
 
 X = torch.ones(2, 4)
@@ -79,32 +79,8 @@ REFUSED = [case for case in QUICK if case.expected.audit]
 NOTED = [case for case in QUICK if case.expected.notes and not case.expected.audit]
 
 
-def audit_of(case):
-    with case.around():
-        model, args, kwargs = case.build()
-        examples = batch_examples(Example(args=args, kwargs=kwargs), (2, 4))
-        return audit(model, examples[2], HostBackend(), examples[4])
-
-
 def is_marked(site):
     return MARK in linecache.getline(site.file, site.line)
-
-
-@pytest.mark.parametrize("case", REFUSED, ids=lambda case: case.name)
-def test_a_hazard_is_found_under_its_id_alone_at_its_line(case):
-    found = audit_of(case)
-    assert set(ids(found, "error")) == {case.expected.audit}
-    for finding in found.errors:
-        assert (finding.site is not None) == case.has_mark
-        assert finding.site is None or is_marked(finding.site)
-
-
-@pytest.mark.parametrize("case", NOTED, ids=lambda case: case.name)
-def test_what_is_legal_is_a_note_and_no_error(case):
-    found = audit_of(case)
-    assert ids(found, "error") == []
-    assert case.expected.notes <= set(ids(found, "note"))
-    assert all(note.site is None or is_marked(note.site) for note in found.findings)
 
 
 def test_what_only_the_first_call_does_is_a_note():
@@ -564,33 +540,3 @@ def test_torch_compile_works_after_an_audit_of_the_same_class():
     audited(model, x)
     compiled(x)
     assert len(executions) == 2
-
-
-def tiny(cls, config, **sizes):
-    import transformers
-
-    config = getattr(transformers, config)(vocab_size=50, bos_token_id=0, eos_token_id=0, **sizes)
-    return getattr(transformers, cls)(config).eval()
-
-
-WIDE = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
-GPT2 = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 32}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("cls", "config", "sizes"),
-    [
-        ("BertModel", "BertConfig", WIDE),
-        ("GPT2LMHeadModel", "GPT2Config", {**GPT2, "use_cache": False}),
-        ("GPT2LMHeadModel", "GPT2Config", GPT2),
-        ("LlamaForCausalLM", "LlamaConfig", {**WIDE, "use_cache": False}),
-        ("LlamaForCausalLM", "LlamaConfig", WIDE),
-    ],
-    ids=["bert", "gpt2", "gpt2 with cache", "llama", "llama with cache"],
-)
-def test_transformers_models_are_clean(cls, config, sizes):
-    pytest.importorskip("transformers")
-    ids_, mask = torch.tensor([[5, 7, 9, 1], [3, 2, 0, 0]]), torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])
-    found = audited(tiny(cls, config, **sizes), ids_, attention_mask=mask)
-    assert found == Audit()

@@ -75,24 +75,3 @@ def interpreted(monkeypatch):
         return lambda arguments: graph(*arguments)
 
     monkeypatch.setattr(compile_fx, "compile_fx_inner", interpret)
-
-
-@pytest.fixture
-def packaged_as_exported(monkeypatch):
-    """AOTInductor without its compiler: a package is the exported program, and runs as it is."""
-    from pytest_cudagraph.compile import aot
-
-    built = []
-
-    def build(program, folder, settings, timeout_s):
-        built.append(program)
-        torch.export.save(program, folder / "package.pt2")
-        return folder / "package.pt2", ()
-
-    def load(package, device):
-        module = torch.export.load(package).module()
-        return lambda tensors: list(module(*tensors))
-
-    monkeypatch.setattr(aot, "build", build)
-    monkeypatch.setattr(aot, "load", load)
-    return built
