@@ -268,7 +268,7 @@ def test_a_base_whose_tests_cannot_be_collected_is_a_usage_error_with_their_word
     result.stderr.fnmatch_lines(
         [
             "*--cudagraph-base: the base, HEAD (*), could not be measured: pytest ended with exit code 2 and could not "
-            "collect test_user.py. The end of what it said:",
+            "collect test_user.py. The end of its output:",
             "*ModuleNotFoundError: No module named 'generated'",
         ]
     )

@@ -138,6 +138,6 @@ def _git(folder: Path, *arguments: str) -> str:
     except FileNotFoundError as error:
         raise RevisionError("git is needed and is not on the PATH") from error
     except subprocess.CalledProcessError as error:
-        said = error.stderr.decode("utf-8", errors="replace").strip()
-        raise RevisionError(f"git {arguments[0]} failed: {said or f'exit code {error.returncode}'}") from error
+        output = error.stderr.decode("utf-8", errors="replace").strip()
+        raise RevisionError(f"git {arguments[0]} failed: {output or f'exit code {error.returncode}'}") from error
     return done.stdout.decode("utf-8", errors="replace").strip()

@@ -239,11 +239,11 @@ class RevisionProcess:
         return remains.sample
 
     def _unusable(self, trouble: str, log: Path, status: int) -> RevisionError:
-        said = log.read_text(encoding="utf-8", errors="replace").splitlines()[-_OUTPUT_LINES:]
-        end = "\n".join(f"  {line}" for line in said)
+        output = log.read_text(encoding="utf-8", errors="replace").splitlines()[-_OUTPUT_LINES:]
+        end = "\n".join(f"  {line}" for line in output)
         return RevisionError(
             f"{self.name} could not be measured: pytest ended with exit code {status} and {trouble}. "
-            f"The end of what it said:\n{end}\n"
+            f"The end of its output:\n{end}\n"
             "  a checkout holds committed files only: what is generated or ignored has to be made by a conftest"
         )
 

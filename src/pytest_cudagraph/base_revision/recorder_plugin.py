@@ -15,7 +15,7 @@ from pytest_cudagraph.settings.marks import uses_plugin
 
 def record_base_run(config: pytest.Config, folder: Path) -> None:
     """Let this process write its record into ``folder``."""
-    config.pluginmanager.register(BaseRunRecorder(config, folder), "pytest-cudagraph-witness")
+    config.pluginmanager.register(BaseRunRecorder(config, folder), "pytest-cudagraph-base-recorder")
 
 
 class BaseRunRecorder:

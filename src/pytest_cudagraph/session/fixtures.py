@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def _refuse(unknown: Mapping[str, Any], fixture: str, call: Callable[..., Any]) -> None:
-    """Explain an unknown argument: it belongs to the model, or it is misspelt. Python's own error says neither."""
+    """Explain an unknown argument: of the model, or misspelt. Python's own error does not say which."""
     __tracebackhide__ = True
     if not unknown:
         return

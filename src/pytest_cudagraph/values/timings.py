@@ -61,7 +61,7 @@ class Timing:
     speedup: Interval
     decision: Decision
     target_ratio: float | None
-    """The speedup the evidence was collected against; None when speed is not judged."""
+    """The speedup that the evidence was collected against. None if speed is not judged."""
     blocks: int
     noise_ratio: float
     """Robust spread of the block log-ratios (1.4826 MAD): 0.004 means 0.4 %."""
@@ -71,19 +71,19 @@ class Timing:
     seed: int
     compiled: Latency | None = None
     device_replay: Latency | None = None
-    """Diagnostic second reading of the replay by device events; None on the twin. Never judged."""
+    """A diagnostic reading of the replay by device events. None on the twin. Never judged."""
     extended: bool = False
     drift_ratio: float = 1.0
     """Level of the eager arm in the last quarter of the run over the first quarter."""
     inner_calls: int = 1
     discarded: int = 0
-    """Blocks thrown away because the device was throttled or shared while they were taken; not among ``blocks``."""
+    """Blocks discarded because the device was throttled or shared. They are not in ``blocks``."""
     disturbance: str = ""
-    """Why, in words."""
+    """Why blocks were discarded."""
     notes: tuple[str, ...] = ()
     reference: Latency | None = None
-    """The reference workload between the blocks of this measurement; None where there was none."""
+    """The reference workload between the blocks of this measurement. None if there was none."""
     weighed: UndecidedState | None = None
-    """Of a measurement that is open although it was to be judged."""
+    """The evidence state, if a judged measurement is still open."""
     busy_ns: float | None = None
-    """What the kernels of one replay take by themselves; None where nothing told."""
+    """The time of the kernels of one replay alone. None without a reading."""

@@ -198,7 +198,7 @@ def test_a_process_that_did_not_run_all_its_tests_is_an_error(trees, tmp_path, m
         side(*trees, name="the base, v1 (abc),").sample(tmp_path / "into")
     assert str(caught.value) == (
         f"the base, v1 (abc), could not be measured: pytest ended with exit code 2 and {trouble}. "
-        "The end of what it said:\n"
+        "The end of its output:\n"
         "  E  ImportError: generated\n"
         "  a checkout holds committed files only: what is generated or ignored has to be made by a conftest"
     )
@@ -210,7 +210,7 @@ def test_a_process_that_leaves_nothing_is_an_error_with_the_end_of_its_output(tr
         side(*trees, name="the base, v1 (abc),").sample(tmp_path / "into")
     assert str(caught.value) == (
         "the base, v1 (abc), could not be measured: pytest ended with exit code 4 and left no result. "
-        "The end of what it said:\n"
+        "The end of its output:\n"
         "  line one\n"
         "  ERROR: no tests.yaml\n"
         "  a checkout holds committed files only: what is generated or ignored has to be made by a conftest"
