@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from pytest_cudagraph.backends.refused_calls import RefusedCall, Replacement, moves_to_host, refused_calls, replaced
+from pytest_cudagraph.backends.capture_mode import RefusedCall, Replacement, moves_to_host, refused_calls, replaced
 from pytest_cudagraph.hazards import UNPINNED_COPY_TEXT, RawFinding
 from pytest_cudagraph.sources import origin_of, user_site, user_sites
 from pytest_cudagraph.sources.syntax import branches_on_cuda

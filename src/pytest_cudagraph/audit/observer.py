@@ -12,7 +12,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from pytest_cudagraph import pytree
 from pytest_cudagraph.audit.rule_checks import Operators, RuleChecker, sort_out
 from pytest_cudagraph.audit.trace import OutsideMemory, Trace, TracedOperation, storage_of
-from pytest_cudagraph.backends.dispatch import ObservingMode, hidden_from_compiler, storage_key, tensors_of
+from pytest_cudagraph.backends.capture_mode import ObservingMode, hidden_from_compiler, storage_key, tensors_of
 from pytest_cudagraph.hazards import RawFinding
 from pytest_cudagraph.protocols import Backend
 from pytest_cudagraph.sources import user_sites

@@ -22,8 +22,7 @@ from pytest_cudagraph.audit.trace import (
     differences,
     storage_of,
 )
-from pytest_cudagraph.backends.dispatch import storage_key
-from pytest_cudagraph.backends.refused_calls import claims_capture, replaced
+from pytest_cudagraph.backends.capture_mode import claims_capture, replaced, storage_key
 from pytest_cudagraph.inputs import Example
 from pytest_cudagraph.inputs.example import container_changes
 from pytest_cudagraph.inputs.new_values import Like

@@ -11,8 +11,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from pytest_cudagraph import hazards
 from pytest_cudagraph.audit.trace import storage_of
+from pytest_cudagraph.backends.capture_mode import storage_key, tensors_of
 from pytest_cudagraph.backends.cpu.operators import Traits, traits_of
-from pytest_cudagraph.backends.dispatch import storage_key, tensors_of
 from pytest_cudagraph.hazards import RawFinding
 from pytest_cudagraph.protocols import Backend
 from pytest_cudagraph.sources import user_frame, user_sites

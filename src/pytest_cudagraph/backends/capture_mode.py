@@ -1,12 +1,20 @@
-"""The state of a thread while it captures, on every backend."""
+"""What holds for a thread while it captures: its modes, who observes its operations, and which calls are refused."""
 
 from __future__ import annotations
 
+import functools
+import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from pytest_cudagraph.hazards import CAPTURE_UNSUPPORTED, RNG_STATE_TEXT
+from pytest_cudagraph.sources import user_frame
+from pytest_cudagraph.sources.syntax import is_host, names_host
 
 
 class _Thread(threading.local):
@@ -55,3 +63,146 @@ def uncached_autocast() -> Iterator[None]:
         yield
     finally:
         torch.set_autocast_cache_enabled(was_enabled)
+
+
+_READS = ("tolist", "numpy", "__array__", "cpu", "__repr__", "__format__")
+_SEEDS = ("manual_seed", "seed")
+_STATES = ("initial_seed", "get_rng_state", "set_rng_state")
+
+
+class RefusedCall(NamedTuple):
+    """One function that a capture refuses, with the id of its hazard and the text of CUDA or PyTorch."""
+
+    owner: Any
+    owner_name: str
+    name: str
+    hazard: str = "host-sync"
+    text: str = CAPTURE_UNSUPPORTED.text
+    is_legal_on_host: bool = False
+    """Whether the call is legal unless its first argument is a tensor on the device."""
+
+    @property
+    def label(self) -> str:
+        """``Tensor.numpy``, ``torch.manual_seed``."""
+        return f"{self.owner_name}.{self.name}"
+
+
+def refused_calls() -> Iterator[RefusedCall]:
+    """The functions that this version of torch has. ``Tensor.to`` is refused only for :func:`moves_to_host`."""
+    for name in (*_READS, "to"):
+        yield RefusedCall(torch.Tensor, "Tensor", name, is_legal_on_host=True)
+    yield RefusedCall(torch.Tensor, "Tensor", "pin_memory")
+    for module, label in ((torch, "torch"), (torch.random, "torch.random"), (torch.cuda, "torch.cuda")):
+        is_host = module is not torch.cuda
+        for name in (*_SEEDS, *_STATES, *(() if is_host else ("manual_seed_all", "seed_all"))):
+            yield RefusedCall(module, label, name, "rng", RNG_STATE_TEXT, is_host and name in _STATES)
+    yield RefusedCall(torch.cuda, "torch.cuda", "synchronize")
+    if hasattr(torch, "accelerator"):
+        yield RefusedCall(torch.accelerator, "torch.accelerator", "synchronize")
+    for owner in (torch.cuda.Event, torch.cuda.Stream):
+        for name in ("synchronize", "query"):
+            if hasattr(owner, name):
+                yield RefusedCall(owner, f"torch.cuda.{owner.__name__}", name)
+
+
+def moves_to_host(args: tuple[Any, ...], kwargs: dict[str, Any], *, by_name: bool) -> bool:
+    """Whether ``Tensor.to(*args, **kwargs)`` asks for the CPU. ``by_name``: only if the source names it."""
+    if not any(map(is_host, (*args[1:2], kwargs.get("device")))):
+        return False
+    # On a CPU a variable may hold the model's own device.
+    return not by_name or names_host(user_frame(), "to")
+
+
+Replacement = tuple[Any, str, Callable[[Any], Any]]
+"""An object, the name of its attribute, and a function from the attribute to its replacement."""
+
+_MISSING = object()
+
+
+@contextmanager
+def replaced(replacements: Iterable[Replacement]) -> Iterator[None]:
+    """Replace attributes, and put every one of them back at the end, also after an exception."""
+    with ExitStack() as stack:
+        for owner, name, make in replacements:
+            stack.callback(_put_back, owner, name, vars(owner).get(name, _MISSING))
+            setattr(owner, name, make(getattr(owner, name)))
+        yield
+
+
+def _put_back(owner: Any, name: str, own: Any) -> None:
+    if own is _MISSING:
+        delattr(owner, name)  # the attribute of the base class shows again
+    else:
+        setattr(owner, name, own)
+
+
+def claims_capture(is_capturing: Callable[[], bool] = lambda: True) -> Iterator[Replacement]:
+    """Let libraries that ask ``torch.cuda.is_current_stream_capturing`` take the branch they take under capture."""
+
+    def claiming(original: Callable[[], bool]) -> Callable[[], bool]:
+        return functools.wraps(original)(lambda: is_capturing() or original())
+
+    for module in (torch.cuda, torch.cuda.graphs):
+        yield module, "is_current_stream_capturing", claiming
+
+
+_HAS_OWN_SWITCH = hasattr(TorchDispatchMode, "ignore_compile_internals")
+
+
+class ObservingMode(TorchDispatchMode):
+    """A dispatch mode that leaves compiled code compiled and does not import the compiler."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)  # type: ignore[no-untyped-call]
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Otherwise torch wraps the mode, and that imports the compiler, which takes over a second.
+        return False
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        # Otherwise one call under the mode makes compiled code eager for the rest of the process.
+        return True
+
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        # The same for an older torch, which lacks the switch above.
+        return not _HAS_OWN_SWITCH
+
+
+_Mode = TypeVar("_Mode", bound=ObservingMode)
+
+
+def hidden_from_compiler(kind: type[_Mode]) -> type[_Mode]:
+    """The class to use in this process: where torch.compile is loaded, one whose frames it does not compile."""
+    return _hidden(cast("Any", kind)) if "torch._dynamo" in sys.modules else kind
+
+
+@functools.cache
+def _hidden(kind: type) -> Any:
+    # torch wraps only a method that the class itself defines.
+    own = {"__torch_dispatch__": vars(kind)["__torch_dispatch__"], "_should_skip_dynamo": classmethod(lambda cls: True)}
+    return type(kind.__name__, (kind,), own)
+
+
+def tensors_of(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors in an operator's arguments or results."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from tensors_of(item)
+    elif isinstance(value, dict):
+        yield from tensors_of(list(value.values()))
+
+
+def storage_key(tensor: torch.Tensor) -> int | None:
+    """The identity of a tensor's storage, or None for layouts that have none (sparse, oneDNN)."""
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except (NotImplementedError, RuntimeError):  # torch has no other way to ask
+        return None

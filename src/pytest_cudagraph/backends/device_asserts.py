@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from pytest_cudagraph.backends.dispatch import ObservingMode
+from pytest_cudagraph.backends.capture_mode import ObservingMode
 
 _Arguments = Sequence[Any]
 

@@ -7,8 +7,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pytest_cudagraph import inputs, pytree
-from pytest_cudagraph.check.causes import explained, with_cause, with_circumstances
-from pytest_cudagraph.check.differences import ResultComparison, has_same_outputs
+from pytest_cudagraph.check.differences import (
+    ResultComparison,
+    explained,
+    has_same_outputs,
+    with_cause,
+    with_circumstances,
+)
 from pytest_cudagraph.check.initial_state import CallResult, InitialState
 from pytest_cudagraph.errors import CudagraphError, DeadTensorError, InputError, first_line
 from pytest_cudagraph.inputs import Example

@@ -5,7 +5,6 @@ nanoseconds (``_ns``), memory in bytes (``_bytes``), ratios are plain factors (`
 """
 
 from pytest_cudagraph.values.evidence import Agreement, Disagreement, Finding, Level, Receipt, Site
-from pytest_cudagraph.values.machine import DeviceInfo, Kind
 from pytest_cudagraph.values.reports import (
     BatchReport,
     CompileMode,
@@ -24,7 +23,7 @@ from pytest_cudagraph.values.saved import (
     SavedBatch,
     Session,
 )
-from pytest_cudagraph.values.timings import Block, Decision, Interval, Latency, Timing, UndecidedState
+from pytest_cudagraph.values.timings import Block, Decision, DeviceInfo, Interval, Kind, Latency, Timing, UndecidedState
 
 __all__ = [
     "Agreement",

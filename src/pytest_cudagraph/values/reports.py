@@ -7,9 +7,8 @@ from enum import Enum
 from typing import Literal
 
 from pytest_cudagraph.values.evidence import Agreement, Finding, Receipt
-from pytest_cudagraph.values.machine import DeviceInfo
 from pytest_cudagraph.values.saved import BaseComparison, Comparison, NoBaseline, SavedBatch
-from pytest_cudagraph.values.timings import Timing
+from pytest_cudagraph.values.timings import DeviceInfo, Timing
 
 GateName = Literal["eager", "audit", "compile", "capture", "check", "speedup", "baseline", "structure", "base"]
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pytest_cudagraph.values.evidence import Receipt
-from pytest_cudagraph.values.machine import DeviceInfo
-from pytest_cudagraph.values.timings import Interval, Latency, Timing
+from pytest_cudagraph.values.timings import DeviceInfo, Interval, Latency, Timing
 
 Comparison = Literal["same", "faster", "slower", "uncertain", "new", "not-comparable", "off"]
 """A measurement beside the saved baseline; ``off``: no comparison was wanted."""

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from pytest_cudagraph.audit.host_calls import HostCallWatch
-from pytest_cudagraph.backends.refused_calls import claims_capture, replaced
+from pytest_cudagraph.backends.capture_mode import claims_capture, replaced
 
 X = torch.ones(2, 2)
 

@@ -11,11 +11,10 @@ import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from pytest_cudagraph.backends.buffers import check_output
-from pytest_cudagraph.backends.capture_mode import capturing, uncached_autocast
+from pytest_cudagraph.backends.capture_mode import capturing, hidden_from_compiler, uncached_autocast
 from pytest_cudagraph.backends.cpu.graph import CpuGraph, CpuInputs, LastReplayed
 from pytest_cudagraph.backends.cpu.recording import OperationRecorder, SeenMemory, record
 from pytest_cudagraph.backends.cpu.tape import OpaqueCall, Tape
-from pytest_cudagraph.backends.dispatch import hidden_from_compiler
 from pytest_cudagraph.protocols import EventTimer, Model
 from pytest_cudagraph.values import Kind, Receipt
 

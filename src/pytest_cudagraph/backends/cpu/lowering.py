@@ -16,9 +16,9 @@ import torch
 
 from pytest_cudagraph import hazards
 from pytest_cudagraph.backends.buffers import poison_value
+from pytest_cudagraph.backends.capture_mode import ObservingMode
 from pytest_cudagraph.backends.cpu.memory import ResultPath, copier, fresh_results, overlaps
 from pytest_cudagraph.backends.cpu.operators import Traits, bind, find_binding, traits_of
-from pytest_cudagraph.backends.dispatch import ObservingMode
 
 Step = Callable[[], object]
 

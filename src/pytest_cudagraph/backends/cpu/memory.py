@@ -13,7 +13,7 @@ from torch import nn
 
 from pytest_cudagraph import sources
 from pytest_cudagraph.backends.buffers import poison_value
-from pytest_cudagraph.backends.dispatch import storage_key, tensors_of
+from pytest_cudagraph.backends.capture_mode import storage_key, tensors_of
 from pytest_cudagraph.errors import DeadTensorError
 from pytest_cudagraph.units import plural
 from pytest_cudagraph.values import Site

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from pytest_cudagraph.backends.dispatch import ObservingMode, tensors_of
+from pytest_cudagraph.backends.capture_mode import ObservingMode, tensors_of
 
 _COMPOSITE_KEY = torch._C.DispatchKey.CompositeImplicitAutograd
 

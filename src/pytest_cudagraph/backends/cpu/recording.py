@@ -13,10 +13,19 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass_type
 
 from pytest_cudagraph import hazards, pytree
+from pytest_cudagraph.backends.capture_mode import (
+    ObservingMode,
+    RefusedCall,
+    claims_capture,
+    hidden_from_compiler,
+    moves_to_host,
+    refused_calls,
+    replaced,
+    storage_key,
+    tensors_of,
+)
 from pytest_cudagraph.backends.cpu.memory import BorrowedMemory, names_of
 from pytest_cudagraph.backends.cpu.tape import OpaqueCall, Refusals, Tape
-from pytest_cudagraph.backends.dispatch import ObservingMode, hidden_from_compiler, storage_key, tensors_of
-from pytest_cudagraph.backends.refused_calls import RefusedCall, claims_capture, moves_to_host, refused_calls, replaced
 from pytest_cudagraph.errors import CaptureRefusal
 from pytest_cudagraph.protocols import Model
 from pytest_cudagraph.values import Site

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 
 from pytest_cudagraph import hazards, pytree, sources
+from pytest_cudagraph.backends.capture_mode import storage_key, tensors_of
 from pytest_cudagraph.backends.cpu.lowering import (
     RecordedOperation,
     Step,
@@ -30,7 +31,6 @@ from pytest_cudagraph.backends.cpu.memory import (
     same_layout,
 )
 from pytest_cudagraph.backends.cpu.operators import baked, traits_of
-from pytest_cudagraph.backends.dispatch import storage_key, tensors_of
 from pytest_cudagraph.errors import CaptureRefusal
 
 

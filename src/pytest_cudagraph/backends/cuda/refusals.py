@@ -9,8 +9,8 @@ from types import FrameType, TracebackType
 from typing import Any, NamedTuple
 
 from pytest_cudagraph import hazards
+from pytest_cudagraph.backends.capture_mode import ObservingMode, hidden_from_compiler
 from pytest_cudagraph.backends.cuda.gpu import ENDS_ELSEWHERE
-from pytest_cudagraph.backends.dispatch import ObservingMode, hidden_from_compiler
 from pytest_cudagraph.errors import CaptureRefusal
 from pytest_cudagraph.hazards import refusal
 from pytest_cudagraph.sources import user_site, user_site_of
