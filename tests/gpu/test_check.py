@@ -6,26 +6,12 @@ import random
 
 import pytest
 import torch
+from tests.checked import checked
 from tests.gpu.small_models import Counts, LeavesItsOutputUnwritten, Mlp
 
 from pytest_cudagraph.capture import capture_batches
 from pytest_cudagraph.check import check_replays
 from pytest_cudagraph.values import Agreement, Disagreement
-
-
-def checked(backend, model, rows):
-    with backend.pool() as pool:
-        captures = capture_batches(lambda _: model, rows, pool, model=model, backend=backend)
-        assert captures.refused is None
-        return check_replays(
-            captures.graphs,
-            lambda _: model,
-            rows,
-            model=model,
-            backend=backend,
-            seed=1,
-            captured_at=captures.addresses,
-        )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int32, torch.bool])
@@ -55,7 +41,7 @@ def test_poison_spares_inputs_parameters_and_tensors_held_elsewhere(backend, cap
 
 
 def test_an_output_that_the_graph_never_writes_is_caught(backend, examples):
-    found = checked(backend, LeavesItsOutputUnwritten(), examples(4))[4]
+    found = checked(LeavesItsOutputUnwritten(), examples(4), backend)[4]
     assert isinstance(found, Disagreement)
     assert found.where == "output[0]"
 
@@ -77,41 +63,35 @@ def test_a_graph_that_is_called_but_not_launched_is_caught(backend, capture, exa
     assert isinstance(found, Disagreement)
 
 
-def test_a_parameter_replaced_after_capture_is_caught_and_named(backend, pool, examples):
+def test_a_parameter_replaced_after_capture_is_caught_and_named(backend, examples):
     model, rows = Mlp().cuda().eval(), examples(4)
-    captures = capture_batches(lambda _: model, rows, pool, model=model, backend=backend)
     held = model.head.weight.data
-    model.head.weight.data = torch.zeros_like(held)
-    found = check_replays(
-        captures.graphs,
-        lambda _: model,
-        rows,
-        model=model,
-        backend=backend,
-        seed=1,
-        captured_at=captures.addresses,
-    )[4]
+
+    def replace():
+        model.head.weight.data = torch.zeros_like(held)
+
+    found = checked(model, rows, backend, after_capture=replace)[4]
     assert isinstance(found, Disagreement)
     assert found.finding_id == "rebinds-state"
     assert "head.weight" in " ".join(found.evidence)
 
 
 def test_every_batch_size_agrees_in_shuffled_order(backend, examples):
-    found = checked(backend, Mlp().cuda().eval(), examples(1, 2, 4, 8, 32, 96))
+    found = checked(Mlp().cuda().eval(), examples(1, 2, 4, 8, 32, 96), backend)
     assert all(isinstance(each, Agreement) for each in found.values()), found
     assert all(each.replays >= 2 for each in found.values())
 
 
 def test_state_after_each_replay_is_that_of_eager_and_is_put_back(backend, examples):
     model = Counts().cuda()
-    found = checked(backend, model, examples(2, 8))
+    found = checked(model, examples(2, 8), backend)
     assert all(isinstance(each, Agreement) for each in found.values()), found
     assert model.steps.item() == 0
 
 
 def test_a_model_that_draws_agrees_with_eager_from_the_same_seed(backend, examples):
     model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Dropout(0.5)).cuda().train()
-    found = checked(backend, model, examples(2, 8))
+    found = checked(model, examples(2, 8), backend)
     assert all(isinstance(each, Agreement) for each in found.values()), found
 
 

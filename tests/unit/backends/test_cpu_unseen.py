@@ -73,7 +73,7 @@ class ByAQueue(Unseen):
 
     def forward(self, x):
         self.waiting.put(x)
-        return x + self.done.get(timeout=10)
+        return x + self.done.get(timeout=60)
 
 
 class OfTheHost(Unseen):

@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 import torch._inductor.config
+from tests.checked import checked
 from torch import nn
 
 from pytest_cudagraph import inputs
 from pytest_cudagraph.backends import open_backend
-from pytest_cudagraph.capture import capture_batches
-from pytest_cudagraph.check import check_replays
 from pytest_cudagraph.compile import compile_model
 from pytest_cudagraph.values import Agreement
 
@@ -37,18 +36,8 @@ def check_compiled(mode, folder, sizes=(1, 4)):
     torch.manual_seed(0)
     model, backend = Normed().eval(), open_backend("cpu")
     examples = inputs.batch_examples(inputs.Example(args=(torch.randn(1, 8),), kwargs={}), sizes)
-    with compile_model(model, examples, mode, backend, cache_dir=folder) as compiled, backend.pool() as pool:
-        captures = capture_batches(compiled.call_for, examples, pool, model=model, backend=backend)
-        return check_replays(
-            captures.graphs,
-            lambda _: model,
-            examples,
-            model=model,
-            backend=backend,
-            seed=3,
-            captured_at=captures.addresses,
-            captured_for=compiled.call_for,
-        )
+    with compile_model(model, examples, mode, backend, cache_dir=folder) as compiled:
+        return checked(model, examples, backend, call_for=compiled.call_for, seed=3)
 
 
 # Each batch size has a package of its own, and the compiler takes seconds for each.

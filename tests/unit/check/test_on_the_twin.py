@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.checked import checked
 from torch import nn
 
 from pytest_cudagraph import inputs
 from pytest_cudagraph.backends import open_backend
-from pytest_cudagraph.capture import capture_batches
-from pytest_cudagraph.check import check_replays
 from pytest_cudagraph.values import Agreement, Disagreement
 
 SIZES = (1, 2, 4)
@@ -17,20 +16,8 @@ SIZES = (1, 2, 4)
 
 def check_model(model, *args, **kwargs):
     """The story of capture and check; the verdict by batch size."""
-    backend = open_backend("cpu")
     examples = inputs.batch_examples(inputs.Example(args=args, kwargs=kwargs), SIZES)
-    with backend.pool() as pool:
-        captures = capture_batches(lambda _: model, examples, pool, model=model, backend=backend)
-        assert captures.refused is None
-        return check_replays(
-            captures.graphs,
-            lambda _: model,
-            examples,
-            model=model,
-            backend=backend,
-            seed=3,
-            captured_at=captures.addresses,
-        )
+    return checked(model, examples, open_backend("cpu"), seed=3)
 
 
 class BatchNorm(nn.Module):
@@ -151,20 +138,12 @@ def test_a_norm_over_the_batch_is_noted_on_the_twin():
 
 def test_weights_replaced_after_capture_are_caught():
     model = nn.Linear(4, 3).eval()
-    backend = open_backend("cpu")
+    kept = model.weight.detach()  # somebody else may hold the old weights; the twin refuses dead ones
     examples = inputs.batch_examples(inputs.Example(args=(torch.randn(1, 4),), kwargs={}), SIZES)
-    with backend.pool() as pool:
-        captures = capture_batches(lambda _: model, examples, pool, model=model, backend=backend)
-        kept = model.weight.detach()  # somebody else may hold the old weights; the twin refuses dead ones
+
+    def replace():
         model.weight.data = model.weight.data * 2
-        found = check_replays(
-            captures.graphs,
-            lambda _: model,
-            examples,
-            model=model,
-            backend=backend,
-            seed=3,
-            captured_at=captures.addresses,
-        )
+
+    found = checked(model, examples, open_backend("cpu"), seed=3, after_capture=replace)
     assert {verdict.finding_id for verdict in found.values()} == {"rebinds-state"}
     assert not torch.equal(kept, model.weight)
