@@ -1,4 +1,4 @@
-"""What of a run may be kept, and how it stands beside what was kept before. Pure: reads and writes nothing."""
+"""Which results of a run go into the baseline, and how two baselines differ. Pure: reads and writes no file."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ COUNTED = (
     "passed", "failed", "slower", "faster", "inconclusive", "wrong", "not captured", "not judged", "not comparable",
     "new", "changed", "missing", "stale",
 )  # fmt: skip
-"""The words of the summary's last line, in its order. ``faster`` and those from ``not comparable`` on are remarks."""
+"""The words of the summary's last line, in order. ``faster``, and all from ``not comparable`` on, are remarks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What will be written, what stays as it was although it could be written, and what may not be written, why."""
+    """What is written, what is kept although it could be written, and what must not be written."""
 
     write: tuple[SavedBatch, ...] = ()
-    """Each as this run found it. Unless :attr:`replaces`, one that found what is saved adds its session to that."""
+    """As measured in this run. Unless :attr:`replaces`, an entry of unchanged speed adds its session to the saved one."""
     new: tuple[Key, ...] = ()
-    """Of what is written: nothing was saved of it before."""
+    """The written entries that did not exist before."""
     changed: tuple[Key, ...] = ()
-    """Of what is written: what was saved of it is replaced, for it was something else."""
+    """The written entries that replace a saved one of another speed or other kernels."""
     replaces: bool = False
-    """Whether what is written begins anew in any case."""
+    """Whether every written entry starts a new history."""
     kept: tuple[Key, ...] = ()
     refused: tuple[tuple[str, int, str], ...] = ()
     """Name, batch size, reason."""
@@ -40,7 +40,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntryChange:
-    """One entry of two baselines side by side; ``None`` on the side that lacks it."""
+    """One entry of two baselines. None on the side that does not have it."""
 
     name: str
     batch_size: int
@@ -50,7 +50,7 @@ class EntryChange:
 
     @property
     def added_kernels(self) -> int | None:
-        """How many kernels more the new one has; None unless both were counted."""
+        """How many more kernels the new entry has. None unless both were counted."""
         if self.old is None or self.new is None or self.old.kernels is None or self.new.kernels is None:
             return None
         return self.new.kernels - self.old.kernels
@@ -64,10 +64,10 @@ def entries(
     saved_at: str,
     commit: str = "",
 ) -> Plan:
-    """Decide what of these reports goes into the baseline; ``saved_at`` is an ISO date, ``commit`` a short name.
+    """Select what goes into the baseline. ``saved_at`` is an ISO date, ``commit`` a short hash.
 
-    Only what passed every gate may: a comparison that was not judged, for there was nothing saved or because it is
-    being replaced on request, does not stand in the way. Hand in only reports of tests that passed as a whole.
+    An entry must have passed every gate. A comparison that was not judged is allowed: nothing was saved, or it is
+    replaced on request. The caller passes only reports of tests that passed.
     """
     write: list[SavedBatch] = []
     kept: list[Key] = []
@@ -98,10 +98,10 @@ def entries(
 def counts(
     reports: Sequence[GraphReport], saved: Mapping[Key, SavedBatch], *, complete_run: bool, plan: Plan | None = None
 ) -> dict[str, int]:
-    """How many batch sizes there are of each word of :data:`COUNTED`; a model without any counts once.
+    """The number of batch sizes for each word of :data:`COUNTED`. A model without batch sizes counts once.
 
-    ``new`` and ``changed`` are what ``plan`` writes; ``changed`` also what holds other kernels than are saved.
-    ``missing`` is what was measured and is neither saved nor written.
+    ``new`` and ``changed`` are entries that ``plan`` writes. ``changed`` includes entries with other kernels than
+    saved. ``missing`` entries were measured, and are neither saved nor written.
     """
     found: Counter[str] = Counter()
     new, changed = (set(plan.new), set(plan.changed)) if plan else (set(), set())
@@ -109,7 +109,7 @@ def counts(
     for report in reports:
         for batch in report.batches:
             key = (report.name, batch.batch_size)
-            # Counted below, by what the plan writes.
+            # Missing entries are counted below.
             found.update([batch.word] if batch.word != "missing" else [])
             found.update(["faster"] if _is_faster(batch) else [])
             found.update(["not comparable"] if batch.comparison == "not-comparable" and key not in new else [])
@@ -125,14 +125,14 @@ def counts(
 
 
 def stale(reports: Iterable[GraphReport], saved: Mapping[Key, SavedBatch], *, complete_run: bool) -> tuple[Key, ...]:
-    """Saved entries that a complete run did not cover; a run of selected tests can tell nothing."""
+    """Saved entries that a complete run did not measure. Empty for a run of selected tests."""
     if not complete_run:
         return ()
     covered, names = set(), set()
     for report in reports:
         covered |= {(report.name, batch.batch_size) for batch in report.batches}
         if report.verdict.fails or not report.batches:
-            # A story that ended early says nothing of the batch sizes it never came to.
+            # A run that ended early did not reach all of its batch sizes.
             names.add(report.name)
     return tuple(sorted(key for key in saved if key not in covered and key[0] not in names))
 
@@ -140,7 +140,7 @@ def stale(reports: Iterable[GraphReport], saved: Mapping[Key, SavedBatch], *, co
 def compare(
     old: Mapping[Key, SavedBatch], new: Mapping[Key, SavedBatch], *, max_slowdown: float
 ) -> tuple[EntryChange, ...]:
-    """Two baselines, entry by entry, ordered by name and batch size; ``max_slowdown`` is a fraction."""
+    """Compare two baselines, ordered by name and batch size. ``max_slowdown`` is a fraction."""
     return tuple(
         EntryChange(
             name=key[0],
@@ -172,7 +172,7 @@ def _by_key(reports: Iterable[GraphReport]) -> dict[Key, list[tuple[GraphReport,
 
 
 def _ambiguity(found: Sequence[tuple[GraphReport, BatchReport]]) -> str:
-    # The same test twice is a rerun, and the last one counts; two tests of one name would overwrite each other.
+    # The same test twice is a rerun: the last one counts. Two tests of one name would overwrite each other.
     nodeids = sorted({report.nodeid for report, _ in found})
     return f"{' and '.join(nodeids)} use the same name: give each its own" if len(nodeids) > 1 else ""
 
@@ -220,7 +220,7 @@ def _is_wanted(entry: SavedBatch, saved: SavedBatch | None, update: Update) -> b
     if update == "new":
         return False
     is_full = len(baseline.history(saved)) >= baseline.KEPT
-    # Beyond a full history one more session of the same would only make the diff long.
+    # With a full history, one more equal session would only lengthen the diff.
     return not is_full or _replaces(entry, saved, update) or baseline.arms_moved(saved, entry)
 
 

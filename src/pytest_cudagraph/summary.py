@@ -60,14 +60,22 @@ class _SummaryLines:
     problems: list[str] = field(default_factory=list)
 
 
-def end_run(reports: Sequence[GraphReport], collected: CollectedTests, settings: Settings) -> RunSummary:
+def end_run(
+    reports: Sequence[GraphReport],
+    collected: CollectedTests,
+    settings: Settings,
+    saved: Mapping[DeviceInfo, Mapping[Key, SavedBatch]] | None = None,
+) -> RunSummary:
     """Write the baseline and the JSON document, and make the summary.
+
+    ``saved`` are the entries read at the start, by device. The file of another device is read now.
 
     A file that cannot be written is a problem in the summary, not an exception. The other files are still written.
     """
     summary = _SummaryLines(lines=report.table(reports) if reports else [])
     for device in _devices(reports):
-        _end_device(device, [each for each in reports if each.device == device], collected, settings, summary)
+        own_reports = [each for each in reports if each.device == device]
+        _end_device(device, own_reports, collected, settings, summary, (saved or {}).get(device))
     summary.lines += base_table(reports)
     if settings.suggest:
         summary.lines += report.suggestions(reports)
@@ -86,13 +94,11 @@ def _end_device(
     collected: CollectedTests,
     settings: Settings,
     summary: _SummaryLines,
+    saved: Mapping[Key, SavedBatch] | None,
 ) -> None:
     store = JsonStore(settings.baseline_folder, device)
     try:
-        saved = store.load()
-        commit = environment.commit(settings.rootdir) or {}
-        plan = _plan(reports, collected, settings, saved, _short(commit))
-        store.merge(plan.write, commit_info=commit, continues=not plan.replaces)
+        saved, plan = _save(store, reports, collected, settings, saved)
     except BaselineError as error:
         summary.problems.append(str(error))
         return
@@ -129,19 +135,27 @@ def _short(commit: Mapping[str, Any]) -> str:
     return f"{commit['id'][:7]}{'+' if commit['dirty'] else ''}" if commit else ""
 
 
-def _plan(
-    reports: Iterable[GraphReport],
+def _save(
+    store: JsonStore,
+    reports: Sequence[GraphReport],
     collected: CollectedTests,
     settings: Settings,
-    saved: Mapping[Key, SavedBatch],
-    commit: str,
-) -> record.Plan:
-    """What to write. Nothing without ``--cudagraph-update`` or after an interrupted run."""
-    if settings.update == "never" or not collected.finished:
-        return record.Plan()
+    saved: Mapping[Key, SavedBatch] | None,
+) -> tuple[Mapping[Key, SavedBatch], record.Plan]:
+    """The saved entries, and what was written. Nothing without ``--cudagraph-update`` or after an interrupted run."""
+    update = settings.update
+    if update == "never" or not collected.finished:
+        return store.load() if saved is None else saved, record.Plan()
     passed = [each for each in reports if each.nodeid in collected.passed]
-    now = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    return record.entries(passed, settings.update, saved, saved_at=now, commit=commit)
+    now, commit = datetime.now(timezone.utc).isoformat(timespec="seconds"), environment.commit(settings.rootdir) or {}
+    plan = record.Plan()
+
+    def choose(entries: Mapping[Key, SavedBatch]) -> Sequence[SavedBatch]:
+        nonlocal plan
+        plan = record.entries(passed, update, entries, saved_at=now, commit=_short(commit))
+        return plan.write
+
+    return store.update(choose, commit_info=commit, continues=update != "all"), plan
 
 
 def _expected(saved: Mapping[Key, SavedBatch], collected: CollectedTests, root: Path) -> dict[Key, SavedBatch]:

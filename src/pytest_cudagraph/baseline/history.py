@@ -1,7 +1,7 @@
 """How far a replay is from what earlier sessions saved of it, and how far an unchanged one could be.
 
-Latencies of unchanged code differ from session to session by more than they do within one; more calls do not help. So
-a baseline keeps the last sessions, and a new one is held against their prediction bound (docs/baselines.md).
+Latencies of unchanged code differ more between sessions than within one, and more calls do not help. So a baseline
+keeps the last sessions, and a new session is compared with their prediction bound (docs/baselines.md).
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from dataclasses import replace
 from pytest_cudagraph.values import DeviceInfo, Latency, LatencyChange, NoBaseline, SavedBatch, Session, Timing
 
 KEPT = 10
-"""Sessions per entry. The bound hardly narrows beyond: at 10 it is 7 % wider than with any number of them."""
+"""Sessions per entry. With 10 the bound is 7 % wider than with infinitely many."""
 
 ENOUGH = 5
-"""Sessions from which on their own spread counts; fewer cannot tell it."""
+"""The number of sessions from which their own spread is used."""
 
 PRIOR_SPREAD = 0.03
 """The standard deviation between sessions that is assumed before there are enough, as a log-ratio.
@@ -26,7 +26,7 @@ Measured on one virtual machine: 1.3 % between 100 quiet sessions, more beside n
 """
 
 LEAST_SPREAD = 0.004
-"""The smallest spread believed: what 100 sessions had when divided by a reference.
+"""The smallest spread used: that of 100 sessions divided by a reference.
 
 Without it one unchanged update in ten begins the history anew on a very quiet machine, with it none.
 """
@@ -46,7 +46,7 @@ Measured beside heavy neighbours: replays of three models followed 0.67 to 0.83 
 """
 
 _REST_LOG = 0.1
-"""How far apart, as a log-ratio, the quartiles of a run lie on a machine at rest; what is beyond is its unrest.
+"""The log-ratio of the quartiles of a run on an idle machine. The excess is called unrest.
 
 Measured: 3 % on a quiet machine, 30 % and more where other processes want the same cores.
 """
@@ -59,7 +59,7 @@ machine, with it 1.0 % (docs/baselines.md).
 """
 
 _ALIKE_LOG = 0.005
-"""Two statistics this near say the same: the message then speaks of the median, which every table shows."""
+"""Two statistics this close count as equal. Then the message names the median, as every table does."""
 
 _ARM_MOVED_LOG = 2 * PRIOR_SPREAD
 
@@ -80,23 +80,22 @@ def session_of(timing: Timing, device: DeviceInfo, *, date: str = "", commit: st
 
 
 def _beyond_rest_log(latency: Latency) -> float:
-    # Of the replay too: where a machine is shared for a fifth of a run, one of the two may show nothing between its
-    # quartiles, and yet the quartiles are of different machines.
+    # The replay counts too: if a machine is shared for a fifth of a run, one of the two may show no unrest.
     return max(math.log(latency.q75_ns / latency.q25_ns) - _REST_LOG, 0.0)
 
 
 def latency_change(saved: SavedBatch | NoBaseline, timing: Timing, device: DeviceInfo) -> LatencyChange | None:
-    """A measurement against the saved entry; None without an entry of the same hardware."""
+    """Compare a measurement with the saved entry. None without an entry of the same hardware."""
     if isinstance(saved, NoBaseline) or saved.device.hardware_changes(device):
         return None
     return change(saved, session_of(timing, device))
 
 
 def change(saved: SavedBatch, now: Session) -> LatencyChange:
-    """Hold a session against those of ``saved``, each divided by its reference workload where that is possible.
+    """Compare a session with those of ``saved``, each divided by its reference workload if possible.
 
-    Latencies are compared undivided where no reference was read, and under other software: the reference has changed
-    there as well, and would hide what the change costs. A disturbed reference can prevent a failure, never cause one.
+    Latencies are not divided without a reference, or if the software differs: then the reference changed as well, and
+    would hide the cost of the change. A disturbed reference can prevent a failure, never cause one.
     """
     sessions = history(saved)[-KEPT:]
     divisible = [each for each in sessions if each.reference_median_ns and each.software == now.software]
@@ -167,7 +166,7 @@ def _spread(logs: Sequence[float]) -> tuple[float, float]:
 
 
 def history(saved: SavedBatch) -> tuple[Session, ...]:
-    """The sessions of an entry; what an older file holds is one."""
+    """The sessions of an entry. An entry of an older file is one session."""
     if saved.sessions:
         return saved.sessions
     return (
@@ -182,10 +181,10 @@ def history(saved: SavedBatch) -> tuple[Session, ...]:
 
 
 def is_continued(saved: SavedBatch, new: SavedBatch) -> bool:
-    """Whether ``new`` found what is saved: the same kernels and software on the same hardware, as fast as before.
+    """Whether ``new`` has the kernels, software, hardware and speed of ``saved``.
 
-    As fast: within the margin for unchanged sessions of a machine at rest. Whatever else was accepted begins a history
-    of its own.
+    The speed is the same within the margin for unchanged sessions of an idle machine. Every other accepted entry
+    starts a new history.
     """
     if (saved.kernels, dict(saved.kernel_names)) != (new.kernels, dict(new.kernel_names)):
         return False
@@ -198,9 +197,9 @@ def is_continued(saved: SavedBatch, new: SavedBatch) -> bool:
 
 
 def continued(saved: SavedBatch, new: SavedBatch) -> SavedBatch:
-    """The entry to keep: ``new`` alone, or, where it found what is saved, that with one session more.
+    """The entry to write: ``new``, or ``saved`` with one more session if the speed is unchanged.
 
-    Its latencies then stay as they are unless eager or compiled moved: a diff shows a line, and not a new set of noise.
+    The saved latencies stay unless eager or compiled changed, so that a diff shows one line and no noise.
     """
     if not is_continued(saved, new):
         return new
@@ -209,7 +208,7 @@ def continued(saved: SavedBatch, new: SavedBatch) -> SavedBatch:
 
 
 def arms_moved(saved: SavedBatch, new: SavedBatch) -> bool:
-    """Whether eager or compiled differ by more than two sessions of the same code do."""
+    """Whether eager or compiled changed by more than two sessions of the same code differ."""
     pairs = [(saved.eager, new.eager)]
     if saved.compiled and new.compiled:
         pairs.append((saved.compiled, new.compiled))

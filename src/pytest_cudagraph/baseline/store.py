@@ -21,7 +21,7 @@ from pytest_cudagraph.gc_pause import gc_paused
 from pytest_cudagraph.values import DeviceInfo, SavedBatch
 
 _LOCK_WAIT_S = 30.0
-"""Writing takes milliseconds; whoever holds the lock for longer is stuck, or the file system has no locks."""
+"""Writing takes milliseconds. A process that holds the lock for longer hangs, or the file system has no locks."""
 
 _IGNORED = "*.lock\n*.tmp\n"
 
@@ -34,43 +34,59 @@ class JsonStore:
         self._device = device
 
     def load(self) -> dict[Key, SavedBatch]:
-        """Everything saved; empty where there is no file yet.
+        """All saved entries. Empty without a file.
 
         Raises :class:`~pytest_cudagraph.errors.BaselineError` naming a file that cannot be read.
         """
         return dict(read(self.path).entries)
 
-    def merge(self, saved: Iterable[SavedBatch], *, commit_info: Mapping[str, Any], continues: bool = False) -> None:
-        """Write these entries among those the file holds by then; an entry of the same key is replaced.
+    def update(
+        self,
+        choose: Callable[[Mapping[Key, SavedBatch]], Iterable[SavedBatch]],
+        *,
+        commit_info: Mapping[str, Any],
+        continues: bool = False,
+    ) -> Mapping[Key, SavedBatch]:
+        """Write the entries that ``choose`` selects, and return the entries that the file held before.
 
-        With ``continues`` an entry that found what is saved adds its session to that instead. Raises
-        :class:`~pytest_cudagraph.errors.BaselineError`; the old file is whole then.
+        ``choose`` is called under the lock, so that entries of other processes are not lost. An entry of the same key
+        is replaced. With ``continues`` an entry of unchanged speed adds its session to the saved one instead. Raises
+        :class:`~pytest_cudagraph.errors.BaselineError`. Then the old file is unchanged.
         """
-        new = list(saved)
-        if not new:
-            return
-        about = machine_info(self._device)
+        before: Mapping[Key, SavedBatch] = {}
+        if not self.path.exists() and not list(choose(before)):
+            return before
 
         def add(old: Content) -> Content:
+            nonlocal before
+            before, new = old.entries, list(choose(old.entries))
+            if not new:
+                return old
             entries = _merged(old.entries, new, continues=continues)
-            return Content(entries=entries, machine_info=about, commit_info=commit_info)
+            return Content(entries=entries, machine_info=machine_info(self._device), commit_info=commit_info)
 
         _change(self.path, add)
+        return before
+
+    def merge(self, saved: Iterable[SavedBatch], *, commit_info: Mapping[str, Any], continues: bool = False) -> None:
+        """Write these entries, as :meth:`update` does."""
+        new = list(saved)
+        self.update(lambda _: new, commit_info=commit_info, continues=continues)
 
 
 def _merged(old: Mapping[Key, SavedBatch], new: Iterable[SavedBatch], *, continues: bool) -> dict[Key, SavedBatch]:
     entries = dict(old)
     for entry in new:
         key = (entry.name, entry.batch_size)
-        # Decided here, on what another process may have written meanwhile: its session is not lost.
+        # Decided under the lock, so that the session of another process is not lost.
         entries[key] = continued(entries[key], entry) if continues and key in entries else entry
     return entries
 
 
-# A collection in the middle would look at millions of new objects, and find nothing to free.
+# A garbage collection would visit millions of new objects and free none.
 @gc_paused()
 def read(path: Path) -> Content:
-    """A baseline file, empty where there is none. Raises :class:`~pytest_cudagraph.errors.BaselineError` naming it."""
+    """The content of a file, or nothing without one. Raises :class:`~pytest_cudagraph.errors.BaselineError`."""
     text = _text(path)
     return Content() if text is None else parse(text, str(path))
 
@@ -85,7 +101,7 @@ def _text(path: Path) -> str | None:
 
 
 def remove_from(path: Path, keys: Iterable[Key]) -> None:
-    """Drop entries from a file; a file without entries is removed, for it would tell nothing."""
+    """Drop entries from a file. A file without entries is removed."""
     doomed = set(keys)
     if not path.exists() or not doomed:
         return
@@ -97,9 +113,9 @@ def remove_from(path: Path, keys: Iterable[Key]) -> None:
 
 
 def _change(path: Path, edit: Callable[[Content], Content]) -> None:
-    """Read, edit and replace a file while no other process does; on any failure the old file stays whole."""
+    """Read, edit and replace a file under its lock. On any failure the old file stays unchanged."""
     try:
-        # A link stays a link: the file it leads to is the one replaced.
+        # A symbolic link stays. The file it points to is replaced.
         target = Path(os.path.realpath(path))
         _prepare(target.parent)
         with FileLock(target.with_name(f".{target.name}.lock"), timeout=_LOCK_WAIT_S):
@@ -109,12 +125,12 @@ def _change(path: Path, edit: Callable[[Content], Content]) -> None:
     except Timeout as exc:
         raise BaselineError(f"{path}: another process has held its lock for {_LOCK_WAIT_S:.0f} s") from exc
     except (OSError, ValueError, NotImplementedError) as exc:
-        # The last: a file system without locks.
+        # NotImplementedError: a file system without locks.
         raise BaselineError(f"{path}: cannot be written ({_reason(exc)}); nothing was changed") from exc
 
 
 def _prepare(folder: Path) -> None:
-    """Make the folder where there is none; only a folder of our own gets a ``.gitignore`` for its working files."""
+    """Make the folder. Only a folder made here gets a ``.gitignore`` for lock and temporary files."""
     if not folder.is_dir():
         folder.mkdir(parents=True, exist_ok=True)
         (folder / ".gitignore").write_text(_IGNORED, encoding="utf-8")
@@ -123,18 +139,21 @@ def _prepare(folder: Path) -> None:
 @gc_paused()
 def _rewrite(path: Path, edit: Callable[[Content], Content]) -> None:
     old = _text(path)
-    new = edit(Content() if old is None else parse(old, str(path)))
+    content = Content() if old is None else parse(old, str(path))
+    new = edit(content)
+    if new is content:
+        return
     if not new.entries:
         path.unlink(missing_ok=True)
         return
     records = records_text(new.entries)
-    # Another commit alone is no reason to write.
+    # Another commit alone does not change the file.
     if old is None or not old.startswith(records):
         _write(path, records + about_text(new))
 
 
 def _write(path: Path, text: str) -> None:
-    # Whoever holds the lock is alone: what lies there was left by a process that was killed.
+    # This process has the lock, so another temporary file was left by a killed process.
     for left in path.parent.glob(f".{path.name}.*.tmp"):
         left.unlink(missing_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -142,12 +161,12 @@ def _write(path: Path, text: str) -> None:
         with temporary.open("w", encoding="utf-8", newline="\n") as file:
             file.write(text)
             file.flush()
-            # Without this a power cut after the rename can leave an empty file under the old name.
+            # Without this, a power cut after the rename can leave an empty file.
             os.fsync(file.fileno())
         if path.exists():
             shutil.copymode(path, temporary)
         temporary.replace(path)
-    except BaseException:  # also an interrupt must not leave the temporary file behind
+    except BaseException:  # an interrupt must not leave the temporary file either
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise

@@ -198,7 +198,8 @@ def end(session: pytest.Session, exitstatus: int) -> None:
         from pytest_cudagraph.summary import end_run
 
         outcomes = stash[OUTCOMES]
-        summary = stash[RUN_SUMMARY] = end_run(outcomes, _collected(session, exitstatus), stash[SETTINGS])
+        saved = {each.device: each.saved for each in stash[DEVICE_CONTEXTS].values()}
+        summary = stash[RUN_SUMMARY] = end_run(outcomes, _collected(session, exitstatus), stash[SETTINGS], saved)
         if summary.failed and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
         if not config.pluginmanager.has_plugin("terminalreporter"):
