@@ -26,7 +26,7 @@ class Plan:
     """What is written, what is kept although it could be written, and what must not be written."""
 
     write: tuple[SavedBatch, ...] = ()
-    """As measured in this run. Unless :attr:`replaces`, an entry of unchanged speed adds its session to the saved one."""
+    """As measured. Unless :attr:`replaces`, an entry of unchanged speed adds its session to the saved entry."""
     new: tuple[Key, ...] = ()
     """The written entries that did not exist before."""
     changed: tuple[Key, ...] = ()
