@@ -7,6 +7,7 @@ import os
 import random
 import re
 import sys
+import time
 import warnings
 from pathlib import Path
 
@@ -116,16 +117,20 @@ class Project:
         self.pytester.makepyfile(**{name: "\n".join(lines)})
 
     def run(self, *arguments: str) -> pytest.RunResult:
+        """A run in this process. A clock that is ten times as fast spares nine tenths of each measurement."""
         if _OPTIONS_OF_A_PROCESS.intersection(arguments):
             return self.run_alone(*arguments)
         import torch
+
+        from pytest_cudagraph.measure import PerfCounterClock
 
         folder, threads, state = Path.cwd(), torch.get_num_threads(), random.getstate()
         linecache.clearcache()
         torch.set_num_threads(1)
         try:
-            with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
+            with warnings.catch_warnings(), torch.random.fork_rng(devices=[]), pytest.MonkeyPatch.context() as patch:
                 warnings.resetwarnings()
+                patch.setattr(PerfCounterClock, "now_ns", lambda clock: 10 * time.perf_counter_ns())
                 return self.pytester.runpytest_inprocess(*arguments, plugins=[self.libraries], no_reraise_ctrlc=True)
         finally:
             self.libraries.put_back()

@@ -103,7 +103,7 @@ def test_marked():
 
 
 # pytest-benchmark 4.0 says on stderr that it is off under xdist: a line of its own, which is not ours to judge.
-UNDER_XDIST = ("-p", "no:benchmark", "-n", "2")
+UNDER_XDIST = ("-p", "no:benchmark", "-n", "1")
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 CLOCK = """
 import dataclasses, random
 import models
-from pytest_cudagraph.measure import measure
+from pytest_cudagraph.measure import measure_arms
 from pytest_cudagraph.pipeline import open_device_context
 from pytest_cudagraph.pipeline.device_context import Readings
 from pytest_cudagraph.session.state_keys import DEVICE_CONTEXTS, SETTINGS
@@ -45,7 +45,7 @@ def measure_by_the_model(arms, **options):
         return timed
 
     eager, replay = lasting(arms.eager, model.eager_us), lasting(arms.replay, model.replay_us)
-    return measure(dataclasses.replace(arms, eager=eager, replay=replay), **options)
+    return measure_arms(dataclasses.replace(arms, eager=eager, replay=replay), **options)
 
 
 def pytest_sessionstart(session):

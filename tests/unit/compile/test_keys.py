@@ -107,5 +107,5 @@ def test_options_are_the_same_in_another_process():
         "print(options_text(compile_options()))"
     )
     other = subprocess.run([sys.executable, "-c", show], check=True, capture_output=True, text=True).stdout
-    assert other.strip() == cache._options_text(cache.compile_options())
+    assert other.strip() == cache.options_text(cache.compile_options())
     assert "freezing=False" in other
