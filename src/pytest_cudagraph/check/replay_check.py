@@ -35,15 +35,13 @@ def check_replays(
 ) -> dict[int, Agreement | Disagreement]:
     """Compare every graph with eager: outputs and state, from the same state, inputs and seed.
 
-    The trials: two rounds of new inputs, adversarial inputs, parameters changed in place, rows beside other rows, and
-    the earlier calls again. ``torch.testing.assert_close`` compares, NaN equal to NaN. Differences between two eager
-    runs are tolerated. The state of ``model`` and the random generators are restored.
-
-    ``captured_at`` holds the addresses of the state at capture, to explain differences. ``captured_for`` gives the
-    compiled code of a graph. Raises :class:`~pytest_cudagraph.errors.InputError` if eager cannot take new inputs, and
+    Trials: two rounds of new inputs, adversarial inputs, changed parameters, other rows, the earlier calls again.
+    ``torch.testing.assert_close`` compares, NaN equal to NaN. Differences between two eager runs are tolerated.
+    The state of ``model`` and the random generators are restored. ``captured_at`` holds the addresses of the state at
+    capture, to explain differences. ``captured_for`` gives the compiled code of a graph. Raises
+    :class:`~pytest_cudagraph.errors.InputError` if eager cannot take new inputs, and
     :class:`~pytest_cudagraph.errors.CudagraphError` if a replay raises or the state cannot be restored.
     """
-    captured = captured_for or eager_for
     with InitialState(model, examples.values(), backend) as start:
         tolerance, moved = Tolerance(rtol=rtol, atol=atol), start.moved_since(captured_at or {})
         checks: dict[int, BatchCheck] = {}
@@ -51,7 +49,7 @@ def check_replays(
             case = CheckCase(
                 graph=graph,
                 eager=eager_for(size),
-                captured=captured(size),
+                captured=(captured_for or eager_for)(size),
                 example=examples[size],
                 dims=row_dims(examples[size], size, _neighbour(examples, size)),
                 start=start,

@@ -71,22 +71,16 @@ class GraphRunner:
         if backend is not None:
             inputs.check_device(example, backend.device)
         self._backend = backend or open_backend_for(device, example)
-        self._model, self._clones = model, clone_outputs
+        self._model, self._clones, self._is_open = model, clone_outputs, True
         self._form = CallForm(example, batch_dim)
         self._device_type = torch.device(self._backend.device).type
         self._autocast = autocast_dtype(self._device_type)
         self._tally, self._lock, self._launched = Tally(), threading.RLock(), None
         setup = RunnerSetup(
-            model=model,
-            example=inputs.clone(example),
-            batch_dim=batch_dim,
-            backend=self._backend,
-            max_graphs=max_graphs,
-            strict=strict,
-            check_rows=check_rows,
-        )
+            model=model, example=inputs.clone(example), batch_dim=batch_dim, backend=self._backend,
+            max_graphs=max_graphs, strict=strict, check_rows=check_rows,
+        )  # fmt: skip
         self._graphs = GraphSet(setup, self._tally)
-        self._is_open = True
         if capture == "now":
             self._capture_now()
 
