@@ -49,8 +49,9 @@ class JsonStore:
     ) -> Mapping[Key, SavedBatch]:
         """Write the entries that ``choose`` selects, and return the entries that the file held before.
 
-        ``choose`` is called under the lock, so that entries of other processes are not lost. An entry of the same key
-        is replaced. With ``continues`` an entry of unchanged speed adds its session to the saved one instead. Raises
+        ``choose`` is called under the lock, so that entries of other processes are not lost. Without a file it is
+        called once before, and no folder is made if it selects nothing. An entry of the same key is replaced. With
+        ``continues`` an entry of unchanged speed adds its session to the saved one instead. Raises
         :class:`~pytest_cudagraph.errors.BaselineError`. Then the old file is unchanged.
         """
         before: Mapping[Key, SavedBatch] = {}

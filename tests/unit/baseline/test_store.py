@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from filelock import FileLock
+from filelock import FileLock, Timeout
 from tests.facts import CPU, H200, by_key, latency, saved, sessions
 
 from pytest_cudagraph.baseline import JsonStore, remove_from, store
@@ -48,6 +48,18 @@ def test_continuing_adds_the_session_to_what_was_written_meanwhile(kept):
     kept.merge([saved("a", sessions=(second,), eager=latency(121))], commit_info=COMMIT, continues=True)
 
     assert kept.load() == by_key(saved("a", sessions=(first, second)))
+
+
+def test_an_update_chooses_under_the_lock_from_what_the_file_holds_then(kept):
+    kept.merge([saved("a")], commit_info=COMMIT)
+
+    def choose(entries):
+        with pytest.raises(Timeout), FileLock(kept.path.with_name(f".{kept.path.name}.lock"), timeout=0):
+            pass
+        return [] if list(entries) != [("a", 8)] else [saved("b")]
+
+    assert kept.update(choose, commit_info=COMMIT) == by_key(saved("a"))
+    assert kept.load() == by_key(saved("a"), saved("b"))
 
 
 def test_removing_forgets_only_what_is_named(kept):
