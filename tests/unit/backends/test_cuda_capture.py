@@ -335,7 +335,8 @@ def test_a_graph_without_a_single_node_is_refused_in_torchs_words(backend, cuda)
         with pytest.raises(CaptureRefusal) as raised:
             pool.capture(lambda x: x, (torch.ones(2),), {}, batch_size=2)
         assert raised.value.text == "The CUDA Graph is empty. This usually means"
-        assert raised.value.hazard == "unknown-op"
+        assert raised.value.hazard == ""
+        assert raised.value.fix == "give the fixture a callable that computes on its inputs with torch"
         assert pool.capture(lambda x: x + 1, (torch.ones(2),), {}, batch_size=2).replay().tolist() == [2.0, 2.0]
     assert set(cuda.shares.values()) == {0}
 

@@ -3,6 +3,7 @@
 import gc
 import sys
 import weakref
+from contextlib import suppress
 from types import SimpleNamespace
 
 import pytest
@@ -114,6 +115,62 @@ def test_a_refusal_that_the_model_swallowed_or_echoed_is_named_by_the_operation_
     assert raised.value.hazard == "host-sync"
     assert raised.value.site.line == model.__code__.co_firstlineno + 2
     assert_fit(cuda, pool)
+
+
+# torch 2.13's next allocation, after a refusal that the model swallowed.
+ASSERTED = (
+    'info.status != cudaStreamCaptureStatusInvalidated INTERNAL ASSERT FAILED at "CUDACachingAllocator.cpp":2213, '
+    "please report a bug to PyTorch. Invalid stream capture status"
+)
+
+
+def test_an_assertion_of_the_allocator_after_a_swallowed_refusal_is_told_as_cudas_echo(cuda, pool):
+    def model(x):
+        with suppress(RuntimeError):
+            return x * x.sum().item()
+        raise RuntimeError(ASSERTED)
+
+    with pytest.raises(CaptureRefusal) as raised:
+        capture(pool, model)
+    assert raised.value.text == "operation failed due to a previous error during capture"
+    assert raised.value.hazard == "host-sync"
+    assert raised.value.site.line == model.__code__.co_firstlineno + 2
+    assert_fit(cuda, pool)
+
+
+UNPINNED = "Cannot copy between CPU and CUDA tensors during CUDA graph capture unless the CPU tensor is pinned."
+
+
+@pytest.mark.parametrize(("source", "to", "hazard"), [("meta", "cpu", "host-sync"), ("cpu", "meta", "host-data")])
+def test_a_refused_copy_is_named_by_its_direction(cuda, pool, source, to, hazard):
+    """A tensor on the device ``meta`` stands for one on the GPU."""
+
+    def copies(x):
+        with suppress(NotImplementedError):
+            torch.empty(2, device=to).copy_(torch.empty(2, device=source))
+        if cuda.capturing:
+            cuda.is_invalidated = True
+            raise RuntimeError(UNPINNED)
+        return x + 1
+
+    copies.__code__ = copies.__code__.replace(co_filename="<torch>")  # torch's part has no Python frames
+    with pytest.raises(CaptureRefusal) as raised:
+        capture(pool, lambda x: copies(x))
+    assert (raised.value.text, raised.value.hazard) == (UNPINNED, hazard)
+    assert_fit(cuda, pool)
+
+
+def test_an_operation_at_another_line_than_the_error_is_not_its_cause(cuda, pool):
+    generator = torch.Generator()
+
+    def model(x):
+        drawn = torch.rand(2, generator=generator)  # legal: the graph registers the generator
+        return (x + drawn) * x.sum().item()
+
+    with pytest.raises(CaptureRefusal) as raised:
+        capture(pool, model)
+    assert (raised.value.hazard, raised.value.operation) == ("host-sync", "aten.item")
+    assert raised.value.site.line == model.__code__.co_firstlineno + 2
 
 
 def test_a_diagnosis_in_which_the_model_raises_still_names_what_came_first():
@@ -262,6 +319,11 @@ def test_autocast_caches_again_after_a_refused_capture(pool):
         ("Attempt to increase offset for a CUDA generator not in capture mode.", "rng"),
         ("Cannot call CUDAGeneratorImpl::current_seed during CUDA graph capture.", "rng"),
         ("Please ensure to utilize the CUDAGeneratorImpl::set_state_index method during capturing.", "rng"),
+        (
+            "RNG op during graph capture but generator is not registered with the capturing graph. "
+            "Call graph.register_generator_state() before capture_begin().",
+            "rng",
+        ),
         ("Expected all tensors to be on the same device, but found at least two devices", "foreign-tensor"),
         (REFUSED, "host-sync"),
         ("CUDA error: capturing stream has unjoined work", "unknown-op"),

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import torch
 
 from pytest_cudagraph.backends.cuda.gpu import Gpu
-from pytest_cudagraph.backends.cuda.refusals import diagnose, is_unspecific, refusal_of, text_of
+from pytest_cudagraph.backends.cuda.refusals import diagnosis_of, refusal_of, text_of
 from pytest_cudagraph.errors import CaptureRefusal, CudagraphError
 from pytest_cudagraph.sources import user_site
 
@@ -86,7 +86,7 @@ def _translate(gpu: Gpu, error: BaseException, call: Callable[[], Any]) -> NoRet
     if isinstance(error, CudagraphError) or not isinstance(error, Exception):
         raise error
     with gpu.cuda.stream(gpu.current_stream()):  # the call may leave another one current
-        diagnosis = diagnose(call, gpu.current_stream) if is_unspecific(error) else None
+        diagnosis = diagnosis_of(error, call, gpu.current_stream)
     raise refusal_of(error, diagnosis) from error
 
 

@@ -29,13 +29,16 @@ class Diagnosis:
     site: Site | None
 
 
-def diagnose(call: Callable[[], object], stream_now: Callable[[], Any]) -> Diagnosis | None:
-    """Run ``call`` eagerly and name its first refused operation. Return None if no rule refuses any.
+def diagnose(
+    call: Callable[[], object], stream_now: Callable[[], Any], at: Site | None = None
+) -> Diagnosis | None:  # fmt: skip
+    """Run ``call`` eagerly and name its first refused operation, of the line ``at`` if one is given.
 
-    An operation on another stream than the first one counts as refused (``stream_now`` returns the stream): CUDA
-    complains about such work only at the end of a capture. Changes state as any call does.
+    Return None if no rule refuses any. An operation on another stream than the first one counts as refused
+    (``stream_now`` returns the stream): CUDA complains about such work only at the end of a capture. Changes state as
+    any call does.
     """
-    refusals = hidden_from_compiler(_FirstRefusal)(stream_now)
+    refusals = hidden_from_compiler(_FirstRefusal)(stream_now, at)
     # The refusal of the capture is already known. An error of this run must not hide it.
     with contextlib.suppress(Exception), refusals:
         call()
@@ -43,16 +46,17 @@ def diagnose(call: Callable[[], object], stream_now: Callable[[], Any]) -> Diagn
 
 
 class _FirstRefusal(ObservingMode):
-    def __init__(self, stream_now: Callable[[], Any]) -> None:
+    def __init__(self, stream_now: Callable[[], Any], at: Site | None) -> None:
         super().__init__()
         self.found: Diagnosis | None = None
-        self._stream_now, self._stream = stream_now, stream_now()
+        self._stream_now, self._stream, self._at = stream_now, stream_now(), at
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         if self.found is None:
-            self.found = self._refused(func, args, kwargs)
+            refused = self._refused(func, args, kwargs)
+            self.found = refused if refused and self._at in (None, refused.site) else None
         return func(*args, **(kwargs or {}))
 
     def _refused(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> Diagnosis | None:
@@ -72,6 +76,7 @@ _OTHER_STREAM_FIX = (
     "(wait_stream both ways); make streams and what runs on them outside of the call"
 )
 _NESTED_FIX = "capture the whole call, or replay the inner graph outside of it: a graph holds no launch of another one"
+_EMPTY_FIX = "give the fixture a callable that computes on its inputs with torch"
 _PACKAGE_FIX = (
     "load the package with torch._inductor.aoti_load_package(path, run_single_threaded=True); "
     "if it was, the model in it waits for the device"
@@ -86,13 +91,21 @@ class _Known(NamedTuple):
     fix: str = ""
 
 
+# Torch raises it for copies in either direction.
+_UNPINNED_COPY = "Cannot copy between CPU and CUDA tensors during CUDA graph capture"
+
+# Torch 2.13's allocator asserts this at the first allocation after a refusal.
+_INVALIDATED_ASSERTION = "info.status != cudaStreamCaptureStatusInvalidated"
+
 # The first text found decides. The texts are from torch's sources and NVIDIA's list of errors.
 _TEXTS = (
-    _Known("Cannot copy between CPU and CUDA tensors during CUDA graph capture", "host-data"),
+    _Known(_UNPINNED_COPY, "host-data"),
     _Known("Cannot prepare for replay during capturing stage", _OTHER, _NESTED_FIX),
     _Known("generator not in capture mode", "rng"),
     _Known("CUDAGeneratorImpl", "rng"),
     _Known("Offset increment outside graph capture", "rng"),
+    _Known("RNG op during graph capture", "rng"),
+    _Known("The CUDA Graph is empty", "", _EMPTY_FIX),
     _Known("Expected all tensors to be on the same device", "foreign-tensor"),
     _Known(hazards.CAPTURE_UNSUPPORTED.text, "host-sync"),
     # 902, 904 to 907 of cudaError_t
@@ -110,19 +123,25 @@ _ECHOES = (
     hazards.CAPTURE_ISOLATION.text,
     hazards.CAPTURE_IMPLICIT.text,
     ENDS_ELSEWHERE,
+    _INVALIDATED_ASSERTION,
 )
 """Errors of the capture as a whole, or of operations after the one that invalidated it."""
 
 
-def is_unspecific(error: BaseException) -> bool:
-    """Whether CUDA's text does not name the refused operation (error 900), or repeats an earlier error (901 to 906)."""
-    return hazards.CAPTURE_UNSUPPORTED.text in str(error) or _is_echo(error)
+def diagnosis_of(
+    error: BaseException, call: Callable[[], object], stream_now: Callable[[], Any]
+) -> Diagnosis | None:  # fmt: skip
+    """Find the refused operation with :func:`diagnose`, if the text of ``error`` does not name it."""
+    if _is_echo(error):
+        return diagnose(call, stream_now)
+    is_unspecific = any(text in str(error) for text in (hazards.CAPTURE_UNSUPPORTED.text, _UNPINNED_COPY))
+    return diagnose(call, stream_now, user_site_of(error)) if is_unspecific else None
 
 
 def refusal_of(error: BaseException, diagnosis: Diagnosis | None = None) -> CaptureRefusal:
     """The refusal for ``error``. ``diagnosis`` names the operation where CUDA does not."""
     known = next((each for each in _TEXTS if each.text in str(error)), _Known("", _OTHER))
-    if _is_threaded_package(error) and is_unspecific(error):
+    if _is_threaded_package(error) and (hazards.CAPTURE_UNSUPPORTED.text in str(error) or _is_echo(error)):
         return CaptureRefusal(text_of(error), site=user_site_of(error), fix=_PACKAGE_FIX)
     hazard, fix, operation = known.hazard, known.fix, ""
     if diagnosis is not None:
@@ -140,6 +159,8 @@ def text_of(error: BaseException) -> str:
     """The first line of the error without torch's advice on debugging, and other errors with their class."""
     lines = str(error).strip().splitlines()
     first = lines[0].partition(" (Triggered internally")[0] if lines else ""
+    if _INVALIDATED_ASSERTION in first:
+        return hazards.CAPTURE_INVALIDATED.text
     for prefix in _CUDA_PREFIXES:
         if first.startswith(prefix):
             return first.removeprefix(prefix)
