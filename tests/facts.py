@@ -44,6 +44,8 @@ CPU = DeviceInfo(
     threads=2,
 )
 
+EMULATED = replace(H200, name="Emulated CUDA device (host memory)", driver="0.0-emulated", torch="2.13.0+cu130")
+
 SAVED_AT = "2026-11-21T09:00:00+00:00"
 
 

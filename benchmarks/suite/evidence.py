@@ -11,6 +11,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from pytest_cudagraph.values import is_emulated
+
 SCHEMA = 1
 _PACKAGES = ("torch", "triton", "transformers", "numpy", "pytest", "pytest-benchmark", "nvidia-ml-py", "cuda-bindings")
 
@@ -54,7 +56,7 @@ def _finite(value: Any) -> Any:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """One file of a GPU; :class:`ForeignEvidence` for a rehearsal, another schema, or what is no JSON."""
+    """One file of a GPU; :class:`ForeignEvidence` for a rehearsal, an emulated device, another schema, or no JSON."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -63,6 +65,8 @@ def read(path: Path) -> dict[str, Any]:
         raise ForeignEvidence(f"{path.name}: not evidence of schema {SCHEMA}")
     if document.get("rehearsal") is not False or document.get("device", {}).get("kind") != "cuda":
         raise ForeignEvidence(f"{path.name}: a rehearsal on a CPU, which says nothing of a GPU")
+    if is_emulated(str(document["device"].get("name"))):
+        raise ForeignEvidence(f"{path.name}: of an emulated CUDA device, which is no GPU")
     return document
 
 

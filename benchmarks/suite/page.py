@@ -18,7 +18,7 @@ _MADE = "<!-- made by benchmarks/gpu_page.py; do not edit -->"
 _NO_EVIDENCE = """\
 **No GPU has run this code yet.** The CUDA backend was written from torch's sources and is tested against a fake of
 `torch.cuda`. The CPU twin, the statistics and all other code run on every machine. Statements about CUDA in these pages
-are expectations, not measurements.
+are expectations, not measurements. An emulated CUDA device (`emulator/`) is no GPU, and `benchmarks/gpu.py` refuses it.
 
 To change that, run three commands on a machine with a GPU. The first two run the tests that need a GPU. The third
 measures and writes the evidence for this page:

@@ -13,7 +13,7 @@ import torch
 from pytest_cudagraph import environment
 from pytest_cudagraph.errors import DeviceUnavailable
 from pytest_cudagraph.units import plural
-from pytest_cudagraph.values import DeviceInfo, Kind
+from pytest_cudagraph.values import DeviceInfo, Kind, is_emulated
 
 DeviceOption = Literal["auto", "cuda", "cpu"]
 
@@ -31,18 +31,21 @@ def choose(option: str, *, require_gpu: bool = False) -> Choice:
     """The device for ``auto``, ``cuda`` or ``cpu``.
 
     ``auto`` without a usable GPU is a rehearsal on the CPU, where speed is not judged. With ``cpu`` it is judged.
+    An emulated CUDA device is used as a GPU is, and speed is not judged.
     Raises :class:`~pytest_cudagraph.errors.DeviceUnavailable` when no GPU can be used, for ``cuda``, and with
     ``require_gpu`` for every option: a broken runner must not pass, even if a test uses the CPU.
     """
     if option not in ("auto", "cuda", "cpu"):
         raise DeviceUnavailable(f"there is no device {option!r}; devices are auto, cuda and cpu")
     missing = why_no_gpu() if require_gpu or option != "cpu" else None
-    if missing is not None and (require_gpu or option == "cuda"):
+    if missing is not None and (require_gpu or (option == "cuda" and missing != EMULATED)):
         raise DeviceUnavailable(_unavailable_text(option, missing))
     if option == "cpu":
         return Choice(kind="cpu", judged=True, reason="the CPU was requested: its latencies are judged")
     if missing is None:
         return Choice(kind="cuda", judged=True, reason="a GPU is available")
+    if missing == EMULATED:
+        return Choice(kind="cuda", judged=False, reason=f"this is {EMULATED.found}")
     return Choice(kind="cpu", judged=False, reason=f"rehearsal on the CPU: {missing.found}")
 
 
@@ -117,8 +120,17 @@ class Missing:
     remedy: str
 
 
+EMULATED = Missing(
+    found="an emulated CUDA device, which is no GPU",
+    remedy="use an environment without the emulated device, on a machine with a GPU",
+)
+
+
 def why_no_gpu() -> Missing | None:
-    """None if a GPU runs a first operation, which creates a CUDA context."""
+    """None if a GPU runs a first operation, which creates a CUDA context.
+
+    ``EMULATED`` if the CUDA device runs it but is no GPU.
+    """
     version = torch.__version__
     if torch.version.cuda is None and getattr(torch.version, "hip", None) is None:
         return Missing(
@@ -138,7 +150,8 @@ def why_no_gpu() -> Missing | None:
             found=f"a GPU is visible, but its first operation failed: {_first_line(error)}",
             remedy="check that this build of torch supports the GPU and its driver, and no other process blocks it",
         )
-    return None
+    name = torch.cuda.get_device_properties(torch.cuda.current_device()).name
+    return EMULATED if is_emulated(name) else None
 
 
 def driver_version() -> str | None:
@@ -182,14 +195,16 @@ def _invisible(warned: list[str]) -> Missing:
 
 
 def _unavailable_text(option: str, missing: Missing) -> str:
-    request = "the device cuda was requested" if option == "cuda" else "--cudagraph-require-gpu requires a GPU"
+    if missing == EMULATED or option != "cuda":
+        request = "--cudagraph-require-gpu requires a GPU"
+    else:
+        request = "the device cuda was requested"
+    otherwise = "use --cudagraph-device=auto, which falls back to the CPU"
+    if missing == EMULATED:
+        otherwise = "leave out --cudagraph-require-gpu: speed is then not judged"
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     setting = "CUDA_VISIBLE_DEVICES is not set" if visible is None else f"CUDA_VISIBLE_DEVICES={visible!r}"
-    return (
-        f"{request}, and no GPU can be used\n"
-        f"found: {missing.found}; {setting}\n"
-        f"{missing.remedy}; or use --cudagraph-device=auto, which falls back to the CPU"
-    )
+    return f"{request}, and no GPU can be used\nfound: {missing.found}; {setting}\n{missing.remedy}; or {otherwise}"
 
 
 def start_nvml() -> Any:

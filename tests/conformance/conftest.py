@@ -8,15 +8,15 @@ import pytest
 import torch
 from tests.conformance.stages import PROPERTY
 
-from pytest_cudagraph.device import why_no_gpu
+from pytest_cudagraph.device import EMULATED, why_no_gpu
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def kind(request):
-    """The twin everywhere; CUDA where there is a GPU."""
+    """The twin everywhere; CUDA where there is a GPU, or an emulated device."""
     if request.param == "cuda":
         missing = why_no_gpu()
-        if missing is not None:
+        if missing not in (None, EMULATED):
             pytest.skip(f"needs a CUDA GPU: {missing.found}")
     return request.param
 

@@ -10,7 +10,7 @@ from tests.gpu.projects import Project, source_first
 
 from pytest_cudagraph import pytree
 from pytest_cudagraph.backends import open_backend
-from pytest_cudagraph.device import why_no_gpu
+from pytest_cudagraph.device import EMULATED, why_no_gpu
 from pytest_cudagraph.inputs import Example
 
 HERE = Path(__file__).parent
@@ -33,7 +33,7 @@ def pytest_collection_modifyitems(items):
         item.add_marker(pytest.mark.gpu)
         # What torch and the compilers deprecate among themselves changes by version, and nothing here is about it.
         item.add_marker(pytest.mark.filterwarnings("default"))
-        if missing is not None:
+        if missing not in (None, EMULATED):
             item.add_marker(pytest.mark.skip(reason=f"needs a CUDA GPU: {missing.found}"))
 
 

@@ -11,7 +11,7 @@ from tests.plugin.conftest import MODELS
 
 import pytest_cudagraph
 
-OPTIONS = ("--cudagraph", "--cudagraph-require-gpu", "--cudagraph-batch-sizes=1,4", "--cudagraph-time-budget=5")
+OPTIONS = ("--cudagraph", "--cudagraph-device=cuda", "--cudagraph-batch-sizes=1,4", "--cudagraph-time-budget=5")
 TIMEOUT_S = 300
 
 DEEP = """
@@ -36,11 +36,11 @@ class Waits(nn.Module):
 """
 
 CONFTEST = """
-from pytest_cudagraph.monitor import gpus
+from pytest_cudagraph.monitor import readings
 
-counted = gpus._others
+counted = readings._others
 # The pytest that runs this one holds the GPU too and computes nothing meanwhile, which the driver cannot know.
-gpus._others = lambda processes: max(counted(processes) - 1, 0)
+readings._others = lambda processes: max(counted(processes) - 1, 0)
 """
 
 

@@ -156,6 +156,30 @@ def test_a_gpu_that_fails_when_torch_starts_it_is_not_usable_either(machine):
     )
 
 
+EMULATED_NAME = "Emulated CUDA device (host memory)"
+
+
+@pytest.mark.parametrize("option", ["auto", "cuda"])
+def test_an_emulated_device_runs_graphs_and_no_speed_is_judged(machine, option):
+    machine(available=True, nvml=FakeNvml(), gpus=["NVIDIA H200", EMULATED_NAME])
+    assert choose(option) == Choice(
+        kind="cuda", judged=False, reason="this is an emulated CUDA device, which is no GPU"
+    )
+
+
+@pytest.mark.parametrize("option", ["auto", "cuda", "cpu"])
+def test_an_emulated_device_is_not_the_gpu_that_was_required(machine, option):
+    machine(available=True, nvml=FakeNvml(), gpus=[EMULATED_NAME])
+    with pytest.raises(DeviceUnavailable) as raised:
+        choose(option, require_gpu=True)
+    assert str(raised.value) == (
+        "--cudagraph-require-gpu requires a GPU, and no GPU can be used\n"
+        "found: an emulated CUDA device, which is no GPU; CUDA_VISIBLE_DEVICES is not set\n"
+        "use an environment without the emulated device, on a machine with a GPU; "
+        "or leave out --cudagraph-require-gpu: speed is then not judged"
+    )
+
+
 def test_a_cpu_beside_a_gpu_has_no_driver_and_no_cuda(machine):
     machine(available=True, nvml=FakeNvml())
     found = describe("cpu")

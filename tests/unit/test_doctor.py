@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import psutil
 import pynvml
 import pytest
-from tests.facts import CPU, timing
+from tests.facts import CPU, EMULATED, timing
 
 import pytest_cudagraph
 from pytest_cudagraph import backends
@@ -103,6 +103,21 @@ def test_an_unfit_machine_is_told_each_reason_and_what_to_change(said, machine, 
     code, out, _ = said("--time-budget=5")
     assert code == 1
     golden("cli/doctor-unfit.txt", out)
+
+
+def test_an_emulated_device_is_unfit_however_quiet_it_is(said, machine, golden):
+    choice = cuda_device.Choice(kind="cuda", judged=False, reason=f"this is {cuda_device.EMULATED.found}")
+    device = SimpleNamespace(
+        choose=lambda option, *, require_gpu: choice,
+        describe=lambda kind: EMULATED,
+        EMULATED=cuda_device.EMULATED,
+    )
+    machine.setitem(sys.modules, "pytest_cudagraph.device", device)
+    machine.setattr(pytest_cudagraph, "device", device)
+    machine.setattr(doctor.sys, "version", "3.11.2 (main)")
+    code, out, _ = said()
+    assert code == 1
+    golden("cli/doctor-emulated.txt", out)
 
 
 @pytest.mark.parametrize(("detectable_ratio", "told", "expected"), [(0.0454, "5.0 %", 0), (0.0456, "5.1 %", 1)])

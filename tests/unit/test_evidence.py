@@ -179,6 +179,10 @@ def test_where_no_profiler_may_look_attainable_is_told_by_events():
     [
         ({"rehearsal": True}, "a rehearsal on a CPU, which says nothing of a GPU"),
         ({"device": {**RUN["device"], "kind": "cpu"}}, "a rehearsal on a CPU, which says nothing of a GPU"),
+        (
+            {"device": {**RUN["device"], "name": "Emulated CUDA device (host memory)"}},
+            "of an emulated CUDA device, which is no GPU",
+        ),
         ({"schema": 2}, "not evidence of schema 1"),
     ],
 )
@@ -204,6 +208,28 @@ def test_a_rehearsal_must_say_where_its_file_goes():
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2
     assert "--rehearse needs --out: its figures are no evidence and must not lie among any" in done.stderr
+
+
+def test_on_an_emulated_device_no_evidence_is_measured(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("TEARDOWN_CUPTI", "0")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    from benchmarks import gpu
+
+    monkeypatch.setattr(gpu.device, "why_no_gpu", lambda: gpu.device.EMULATED)
+    monkeypatch.setattr(sys, "argv", ["gpu.py", f"--out={tmp_path}"])
+    assert gpu.main() == 1
+    assert capsys.readouterr().err == (
+        "no GPU can be used: an emulated CUDA device, which is no GPU; --rehearse runs the script on the CPU twin\n"
+    )
+    assert not list(tmp_path.iterdir())
+
+
+def test_evidence_of_an_emulated_device_has_no_age(tmp_path):
+    device = {**RUN["device"], "name": "Emulated CUDA device (host memory)"}
+    evidence.write(tmp_path / "benchmarks" / "evidence" / "emulated" / "run.json", {**RUN, "device": device})
+    assert evidence_age.age(tmp_path) == (
+        "GPU evidence: unreadable: run.json: of an emulated CUDA device, which is no GPU"
+    )
 
 
 def test_a_figure_that_is_no_number_becomes_null_and_costs_nothing_else(tmp_path):

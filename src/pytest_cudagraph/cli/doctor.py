@@ -15,6 +15,7 @@ from pytest_cudagraph.cli.output import FINE, REGRESSION, CommandOutput
 from pytest_cudagraph.errors import CudagraphError
 from pytest_cudagraph.settings.parsing import seconds
 from pytest_cudagraph.units import latency_text, percent_text, plural
+from pytest_cudagraph.values import is_emulated
 
 if TYPE_CHECKING:
     from pytest_cudagraph.monitor import PerfCard
@@ -56,9 +57,9 @@ def examine(arguments: argparse.Namespace) -> CommandOutput:
 
     Raises :class:`~pytest_cudagraph.errors.CudagraphError` without torch, or for a missing device.
     """
-    device_lines = _device_lines(arguments.device)
+    device_lines, unfit_device = _device(arguments.device)
     card, floors = _measured(arguments.device, arguments.time_budget)
-    unfit = [*_unfit_host(), *_unfit(card, floors)]
+    unfit = [*unfit_device, *_unfit_host(), *_unfit(card, floors)]
     versions = [f"{name} {version(name)}" for name in ("pytest", "pytest-benchmark", "torch")]
     lines = [
         f"pytest-cudagraph {version('pytest-cudagraph')}, python {sys.version.split()[0]}, {', '.join(versions)}",
@@ -73,7 +74,8 @@ def examine(arguments: argparse.Namespace) -> CommandOutput:
     return CommandOutput(lines=lines, exit_code=REGRESSION if unfit else FINE)
 
 
-def _device_lines(option: str) -> list[str]:
+def _device(option: str) -> tuple[list[str], list[str]]:
+    """The lines of the device and the host, and why no speed can be judged on a device of this kind."""
     try:
         from pytest_cudagraph import device
     except ImportError as exc:
@@ -82,7 +84,8 @@ def _device_lines(option: str) -> list[str]:
     judged = "speed is judged" if choice.judged else f"speed is not judged: {choice.reason}"
     info = device.describe(choice.kind)
     host = f"host: {info.host_cpu}, {plural(info.threads, 'torch thread')}, {info.platform}"
-    return [f"device: {report.device_text(info)}; {judged}", host]
+    unfit = [f"unfit: {choice.reason}; {device.EMULATED.remedy}"] if is_emulated(info.name) else []
+    return [f"device: {report.device_text(info)}; {judged}", host], unfit
 
 
 def _measured(option: str, budget_s: float) -> tuple[PerfCard, list[NoiseFloor]]:

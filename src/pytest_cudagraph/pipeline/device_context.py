@@ -221,8 +221,12 @@ def _why_not_judged(choice: device.Choice, settings: Settings) -> str:
 
 
 def _update_option(choice: device.Choice, settings: Settings) -> str:
-    of_rehearsal = "" if choice.judged else "--cudagraph-device=cpu "
-    return f"{of_rehearsal}--cudagraph-update{' without -n' if settings.workers > 1 else ''}"
+    without = " without -n" if settings.workers > 1 else ""
+    if choice.judged:
+        return f"--cudagraph-update{without}"
+    if choice.kind == "cuda":
+        return f"--cudagraph-update{without} on a GPU"
+    return f"--cudagraph-device=cpu --cudagraph-update{without}"
 
 
 def _waiting_processes(settings: Settings) -> int:

@@ -19,11 +19,14 @@ from pytest_cudagraph.values import (
     Latency,
     SavedBatch,
     Verdict,
+    is_emulated,
 )
 
 
 def device_text(device: DeviceInfo) -> str:
     """``NVIDIA H200, driver 580.159, torch 2.11.0``, or ``cpu: AMD EPYC 9B45, torch 2.13.0``."""
+    if is_emulated(device.name):
+        return f"{device.name}, no GPU, torch {device.torch}"
     name = f"cpu: {device.name}" if device.kind == "cpu" else device.name
     driver = f", driver {device.driver}" if device.driver else ""
     return f"{name}{driver}, torch {device.torch}"

@@ -23,7 +23,17 @@ from pytest_cudagraph.values.saved import (
     SavedBatch,
     Session,
 )
-from pytest_cudagraph.values.timings import Block, Decision, DeviceInfo, Interval, Kind, Latency, Timing, UndecidedState
+from pytest_cudagraph.values.timings import (
+    Block,
+    Decision,
+    DeviceInfo,
+    Interval,
+    Kind,
+    Latency,
+    Timing,
+    UndecidedState,
+    is_emulated,
+)
 
 __all__ = [
     "Agreement",
@@ -54,4 +64,5 @@ __all__ = [
     "Timing",
     "UndecidedState",
     "Verdict",
+    "is_emulated",
 ]

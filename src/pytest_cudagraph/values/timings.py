@@ -9,6 +9,11 @@ Kind = Literal["cuda", "cpu"]
 """CUDA graphs on a GPU, or the CPU twin."""
 
 
+def is_emulated(name: str) -> bool:
+    """Whether a CUDA device of this name is emulated in host memory. It is no GPU, and has no speed."""
+    return name.startswith("Emulated CUDA device")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceInfo:
     """The device that a run measured on. Stable facts only: no momentary clocks, no temperatures."""

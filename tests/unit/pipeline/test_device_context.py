@@ -8,12 +8,14 @@ import pytest
 from tests import facts
 
 from pytest_cudagraph import device
-from pytest_cudagraph.gate import judge_baseline, judge_structure
+from pytest_cudagraph.backends import open_backend
+from pytest_cudagraph.gate import judge_baseline, judge_speedup, judge_structure
 from pytest_cudagraph.pipeline.device_context import open_device_context
 from pytest_cudagraph.settings.options import OPTIONS, Settings
 from pytest_cudagraph.values import NoBaseline, Receipt, Verdict
 
 NO_GPU = device.Missing(found="no driver", remedy="install one")
+EMULATED_CHOICE = device.Choice(kind="cuda", judged=False, reason="this is an emulated CUDA device")
 
 
 @pytest.mark.parametrize(
@@ -83,6 +85,19 @@ def test_of_other_cpus_the_last_saved_entry_lends_its_kernels_and_a_gpus_does_no
 def test_what_writes_a_baseline_is_told_as_it_works_here(tmp_path, monkeypatch, option, given, update_option):
     monkeypatch.setattr(device, "why_no_gpu", lambda: NO_GPU)
     assert context_of(tmp_path, option, **given).update_option == update_option
+
+
+def test_on_an_emulated_device_nothing_is_judged_or_saved_and_a_gpu_is_told_as_the_place_to_save(tmp_path, monkeypatch):
+    monkeypatch.setattr(device, "choose", lambda option, *, require_gpu: EMULATED_CHOICE)
+    monkeypatch.setattr(device, "describe", lambda kind: facts.EMULATED)
+    monkeypatch.setattr("pytest_cudagraph.pipeline.device_context.open_backend", lambda kind: open_backend("cpu"))
+    context = context_of(tmp_path, "cuda", update="all")
+    assert (context.replaces, context.saves) == (False, False)
+    assert context.update_option == "--cudagraph-update on a GPU"
+    batch = context.measured_batch("a", 8, facts.timing(), Receipt(batch_size=8, operations=1, kernels=1))
+    for found in (judge_speedup(batch, 1.15), judge_speedup(batch, 1000.0)):
+        assert found.verdict is Verdict.NOT_JUDGED
+        assert found.reason == "speed is not judged: this is an emulated CUDA device"
 
 
 @pytest.mark.parametrize(("option", "opens"), [("cpu", True), ("auto", False)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.facts import CPU, H200, batch, judgement, report, saved, timing
+from tests.facts import CPU, EMULATED, H200, batch, judgement, report, saved, timing
 
 from pytest_cudagraph.report import closing, header, table
 from pytest_cudagraph.report.columns import shorten
@@ -54,13 +54,18 @@ def compiled_story():
     ]
 
 
+def emulated():
+    not_judged = judgement(Verdict.NOT_JUDGED, reason="speed is not judged: this is an emulated CUDA device")
+    return [report("tests/test_a.py::test_mlp", batch(1, not_judged), device=EMULATED)]
+
+
 def rehearsal():
     not_judged = judgement(Verdict.NOT_JUDGED, reason="speed is not judged: this is a rehearsal on a CPU")
     return [report("tests/test_a.py::test_mlp", batch(1, not_judged), batch(8, not_judged), device=CPU)]
 
 
 @pytest.mark.parametrize("width", [80, 100])
-@pytest.mark.parametrize("name", ["story", "compiled_story", "rehearsal"])
+@pytest.mark.parametrize("name", ["story", "compiled_story", "rehearsal", "emulated"])
 def test_the_table_reads_as_reviewed_and_is_narrow(golden, name, width):
     lines = table(globals()[name](), width)
 
@@ -181,6 +186,13 @@ def test_the_header_calls_a_rehearsal_one():
     assert header(CPU, baseline=".cudagraph/cpu-amd-epyc-9b45.json", min_speedup=1.15, judged=False) == (
         "cudagraph: cpu: AMD EPYC 9B45, torch 2.13.0+cpu; baseline .cudagraph/cpu-amd-epyc-9b45.json; "
         "rehearsal: speed is not judged"
+    )
+
+
+def test_the_header_says_that_an_emulated_device_is_no_gpu():
+    assert header(EMULATED, baseline=".cudagraph/emulated.json", min_speedup=1.15, judged=False) == (
+        "cudagraph: Emulated CUDA device (host memory), no GPU, torch 2.13.0+cu130; "
+        "baseline .cudagraph/emulated.json; rehearsal: speed is not judged"
     )
 
 
