@@ -14,7 +14,7 @@ from pytest_cudagraph import inputs
 from pytest_cudagraph.backends.device_asserts import TrapGuard
 from pytest_cudagraph.check.batch_check import BatchCheck, CheckCase, CheckedCall, has_same_inputs
 from pytest_cudagraph.check.compare import rounding_limit, spread
-from pytest_cudagraph.check.differences import has_same_outputs
+from pytest_cudagraph.check.differences import has_same_outputs, moved_text
 from pytest_cudagraph.check.initial_state import CallResult
 from pytest_cudagraph.inputs import Example
 from pytest_cudagraph.inputs.example import opaque_arguments
@@ -127,12 +127,12 @@ _OWN_WEIGHTS = (
 
 
 def check_weight_update(check: BatchCheck) -> None:
-    """Change all parameters in place, each element by another factor, and compare replay with eager.
+    """Change all parameters and moved state in place, each element by another factor, and compare replay with eager.
 
     Not tried if eager's result does not depend on them. Compiled code with its own weights gets a note.
     """
     agreed, case = check.agreed, check.case
-    weights = case.start.weights()
+    weights = case.start.weights(case.moved)
     if agreed is None or not weights:
         return
     change = changed(weights)
@@ -146,7 +146,7 @@ def check_weight_update(check: BatchCheck) -> None:
             check.note(_OWN_WEIGHTS)
     difference = _changed_difference(check, agreed, expected, change)
     if difference is not None:
-        check.end_with(_as_stale_weight(difference, _stale_weights(check, agreed, weights)))
+        check.end_with(_as_stale_weight(difference, _stale_weights(check, agreed, weights), case.moved))
 
 
 def changed(weights: Mapping[str, torch.Tensor]) -> Change:
@@ -180,25 +180,27 @@ def _changed_difference(
     return check.case.comparison.first_difference(expected, replay, agreed.noise)
 
 
-def _stale_weights(check: BatchCheck, agreed: CheckedCall, weights: Mapping[str, torch.Tensor]) -> str:
+def _stale_weights(check: BatchCheck, agreed: CheckedCall, weights: Mapping[str, torch.Tensor]) -> tuple[str, ...]:
     """The first weight whose change alone makes replay differ. All of them if no single one does."""
     for name, tensor in weights.items():
         change = changed({name: tensor})
         expected = _changed_eager(check.case, agreed, change)
         if expected is not None and _changed_difference(check, agreed, expected, change) is not None:
-            return name
-    return ", ".join(weights)
+            return (name,)
+    return tuple(weights)
 
 
-def _as_stale_weight(difference: Disagreement, names: str) -> Disagreement:
+def _as_stale_weight(difference: Disagreement, names: tuple[str, ...], moved: tuple[str, ...]) -> Disagreement:
+    moved = tuple(name for name in names if name in moved)
+    copied = "the graph reads a copy from before the change. Compute from the parameter itself in each call"
     return replace(
         difference,
-        message="eager follows an in-place change of a parameter, replay does not",
+        message="eager follows an in-place change of the model's state, replay does not",
         evidence=(
-            f"changed: {names}",
+            f"changed: {', '.join(names)}",
             difference.message,
             *difference.evidence,
-            "the graph reads a copy from before the change. Compute from the parameter itself in each call",
+            moved_text(moved) if moved else copied,
         ),
-        finding_id=difference.finding_id or "foreign-tensor",
+        finding_id=difference.finding_id or ("rebinds-state" if moved else "foreign-tensor"),
     )

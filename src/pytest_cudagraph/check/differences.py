@@ -215,11 +215,16 @@ def with_circumstances(
         evidence.append(f"eager changes Python values, which replay never sees: {', '.join(eager.python)}")
         finding_id = finding_id or "stateful-python"
     if moved:
-        evidence.append(f"moved since capture, replay still reads the old address: {', '.join(moved)}")
+        evidence.append(moved_text(moved))
         finding_id = finding_id or "rebinds-state"
     if eager.random and is_opaque:
         evidence.append(_OTHER_RANDOM_NUMBERS)
     return replace(disagreement, evidence=tuple(evidence), finding_id=finding_id, assigned=eager.assigned)
+
+
+def moved_text(moved: tuple[str, ...]) -> str:
+    """The evidence that state has another address than at capture."""
+    return f"moved since capture, replay still reads the old address: {', '.join(moved)}"
 
 
 def _explains(other: object, expected: torch.Tensor, found: torch.Tensor) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -113,11 +113,14 @@ class InitialState:
         now = self._snapshot.live() if names else {}
         return {self._noun(name): _copy(now.get(name)) for name in names}
 
-    def weights(self) -> dict[str, torch.Tensor]:
-        """The live floating parameters that can be changed in place. Buffers if there are no such parameters."""
-        found = {name: tensor for name, tensor in self._live.items() if _can_change(tensor)}
-        parameters = {name: tensor for name, tensor in found.items() if isinstance(tensor, nn.Parameter)}
-        return {self._noun(name): tensor for name, tensor in (parameters or found).items()}
+    def weights(self, moved: Collection[str] = ()) -> dict[str, torch.Tensor]:
+        """The live floating parameters that can be changed in place. Buffers if there are no such parameters.
+
+        State in ``moved`` (see :meth:`moved_since`) counts as a parameter.
+        """
+        found = {self._noun(name): tensor for name, tensor in self._live.items() if _can_change(tensor)}
+        parameters = {name: each for name, each in found.items() if isinstance(each, nn.Parameter) or name in moved}
+        return parameters or found
 
     def poison(self, graph: CapturedGraph) -> None:
         """Overwrite the outputs of earlier replays."""

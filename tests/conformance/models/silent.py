@@ -260,6 +260,32 @@ class StateDictAssignedLater(Base):
 
 
 @hazard(29, check="rebinds-state")
+class EqualWeightsLater(Base):
+    """The old memory stays and holds the same numbers: only a later change shows that a replay reads it."""
+
+    def forward(self, x):
+        return self.linear(x)
+
+    def after_capture(self):
+        self.old = self.linear.weight.data
+        self.linear.weight.data = self.old.clone()
+
+
+@hazard(29, check="rebinds-state")
+class EqualTableLater(Base):
+    def __init__(self):
+        super().__init__()
+        self.table = torch.arange(4.0)
+
+    def forward(self, x):
+        return self.linear(x) * self.table
+
+    def after_capture(self):
+        self.old = self.table
+        self.table = self.old.clone()
+
+
+@hazard(29, check="rebinds-state")
 class CastAndCastBackLater(Base):
     def forward(self, x):
         return self.linear(x)

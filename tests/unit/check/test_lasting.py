@@ -9,7 +9,7 @@ from torch import nn
 
 from pytest_cudagraph.values import Agreement, Disagreement
 
-FOLLOWS_NOT = "eager follows an in-place change of a parameter, replay does not"
+FOLLOWS_NOT = "eager follows an in-place change of the model's state, replay does not"
 
 OWN_WEIGHTS = (
     "the compiled code holds weights of its own (a package, or frozen weights): it does not see an in-place change of "
