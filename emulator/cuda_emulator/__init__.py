@@ -5,8 +5,10 @@ Torch loads :func:`autoload` by itself (the entry point ``torch.backends``).
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
+from collections.abc import Iterator
 from typing import Any
 
 from cuda_emulator import preload
@@ -45,6 +47,41 @@ def unknown_launches() -> dict[str, int]:
 def used_bytes(device: int = 0) -> int:
     """Bytes of device memory in use, as ``cudaMemGetInfo`` counts them."""
     return int(_runtime().cuda_emulator_used_bytes(ctypes.c_int(device)))
+
+
+@contextlib.contextmanager
+def asynchronous(seed: int) -> Iterator[None]:
+    """Work waits in its stream's queue until something must wait for it, in an order that ``seed`` chooses.
+
+    The environment variable ``CUDA_EMULATOR_SEED`` does the same for a whole process.
+    """
+    was_asynchronous = is_asynchronous()
+    _runtime().cuda_emulator_set_seed(ctypes.c_longlong(seed))
+    try:
+        yield
+    finally:
+        if not was_asynchronous:
+            _runtime().cuda_emulator_set_seed(ctypes.c_longlong(-1))
+
+
+def is_asynchronous() -> bool:
+    """Whether work waits in its stream's queue."""
+    return bool(_runtime().cuda_emulator_is_asynchronous())
+
+
+def set_memory(size_bytes: int) -> None:
+    """Set the size of each device's memory. What is allocated stays."""
+    _runtime().cuda_emulator_set_memory(ctypes.c_size_t(size_bytes))
+
+
+def fail_allocations(*, after: int = 0, count: int = 1) -> None:
+    """Let ``count`` allocations of device memory fail, after the next ``after`` ones. Torch asks again once."""
+    _runtime().cuda_emulator_fail_allocations(ctypes.c_longlong(after), ctypes.c_longlong(count))
+
+
+def clear_error() -> bool:
+    """Forget the error of a failed kernel, for which CUDA needs a new process. Returns whether there was one."""
+    return bool(_runtime().cuda_emulator_clear_error())
 
 
 def _counts(function: Any) -> dict[str, int]:

@@ -111,7 +111,7 @@ def _runtime(include: Path, scratch: Path, made: Path) -> None:
     soname = ("-Wl,-soname,libcudart.so.13", f"-Wl,--version-script={versions}")
     _run(["g++", *_FLAGS, f"-I{include}", *sources, "-o", made / "libcudart.so.13", *soname, "-ldl"])
     link = ("-Wl,-soname,libcuda.so.1", "-Wl,--no-as-needed", made / "libcudart.so.13", "-Wl,-rpath,$ORIGIN")
-    _run(["g++", *_FLAGS, NATIVE / "driver.cpp", "-o", made / "libcuda.so.1", *link])
+    _run(["g++", *_FLAGS, NATIVE / "driver_library.cpp", "-o", made / "libcuda.so.1", *link])
 
 
 def _operators(torch: Path, include: Path, made: Path) -> None:

@@ -1,4 +1,4 @@
-"""``-p cuda_emulator.pytest_plugin``: fails a test that launched a kernel which computed nothing.
+"""``-p cuda_emulator.pytest_plugin``: fails a test that launched a kernel which computed nothing, or broke the device.
 
 A test marked ``needs_speed``, ``needs_triton`` or ``needs_nvml`` is skipped with the marker's reason.
 """
@@ -25,6 +25,8 @@ def pytest_runtest_call(item: pytest.Item):
     result = yield
     after = cuda_emulator.unknown_launches()
     new = {name: count - before.get(name, 0) for name, count in after.items() if count > before.get(name, 0)}
+    if cuda_emulator.clear_error():
+        pytest.fail("a kernel failed, and the test did not clear the device's error")
     if new:
         pytest.fail("launched kernels that computed nothing: " + ", ".join(f"{n} x {k}" for k, n in new.items()))
     return result

@@ -15,6 +15,7 @@
 
 extern "C" int cuda_emulator_launch(cudaStream_t, const char*, void (*)(void*), void*, void (*)(void*));
 
+extern "C" int cuda_emulator_is_asynchronous(void);
 namespace {
 using c10::DispatchKey;
 using c10::DispatchKeySet;
@@ -130,7 +131,11 @@ void emulate(const c10::OperatorHandle& op, DispatchKeySet, torch::jit::Stack* s
   if (waits) C10_CUDA_CHECK(cudaStreamSynchronize(stream));
   cudaStreamCaptureStatus status;
   C10_CUDA_CHECK(cudaStreamIsCapturing(stream, &status));
-  const bool capturing = status != cudaStreamCaptureStatusNone;
+  bool capturing = status != cudaStreamCaptureStatusNone;
+  if (!capturing && cuda_emulator_is_asynchronous()) {
+    if (!waits && op.hasComputedKernelForDispatchKey(DispatchKey::Meta)) capturing = true;
+    else C10_CUDA_CHECK(cudaStreamSynchronize(stream));
+  }
 
   Draw draw;
   std::optional<at::Generator> generator;

@@ -1,0 +1,20 @@
+// libcuda.so.1: what torch's libraries link to beside the functions of the runtime's library.
+#define NOT_SUPPORTED(name) \
+  extern "C" int name() { return 801; }
+NOT_SUPPORTED(cuDeviceGetAttribute)
+NOT_SUPPORTED(cuFuncGetAttribute)
+NOT_SUPPORTED(cuFuncSetAttribute)
+NOT_SUPPORTED(cuFuncSetCacheConfig)
+NOT_SUPPORTED(cuLaunchCooperativeKernel)
+NOT_SUPPORTED(cuLaunchKernel)
+NOT_SUPPORTED(cuLinkAddData_v2)
+NOT_SUPPORTED(cuLinkComplete)
+NOT_SUPPORTED(cuLinkCreate_v2)
+NOT_SUPPORTED(cuModuleGetFunction)
+NOT_SUPPORTED(cuModuleLoad)
+NOT_SUPPORTED(cuModuleLoadData)
+NOT_SUPPORTED(cuModuleLoadDataEx)
+NOT_SUPPORTED(cuModuleUnload)
+NOT_SUPPORTED(cuOccupancyMaxActiveBlocksPerMultiprocessor)
+NOT_SUPPORTED(cuPointerGetAttribute)
+NOT_SUPPORTED(cuTensorMapEncodeTiled)

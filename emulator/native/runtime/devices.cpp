@@ -1,0 +1,128 @@
+// Devices: how many there are, and what they say of themselves.
+#include "runtime.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#undef cudaGetDeviceProperties
+
+namespace emulator {
+
+int device_count() {
+  static const int count = [] {
+    const char* wanted = getenv("CUDA_EMULATOR_DEVICES");
+    const int n = wanted ? atoi(wanted) : 1;
+    return n < 0 ? 0 : n > MAX_DEVICES ? MAX_DEVICES : n;
+  }();
+  return count;
+}
+int& current_device() {
+  thread_local int device = 0;
+  return device;
+}
+static bool exists(int device) { return device >= 0 && device < device_count(); }
+
+}  // namespace emulator
+
+using namespace emulator;
+
+API cudaError_t cudaGetDeviceCount(int* count) {
+  *count = device_count();
+  RETURN(*count ? cudaSuccess : cudaErrorNoDevice);
+}
+API cudaError_t cudaGetDevice(int* device) {
+  *device = current_device();
+  return cudaSuccess;
+}
+API cudaError_t cudaSetDevice(int device) {
+  if (!exists(device)) RETURN(cudaErrorInvalidDevice);
+  current_device() = device;
+  return cudaSuccess;
+}
+API cudaError_t cudaDriverGetVersion(int* version) {
+  *version = CUDART_VERSION;
+  return cudaSuccess;
+}
+API cudaError_t cudaRuntimeGetVersion(int* version) {
+  *version = CUDART_VERSION;
+  return cudaSuccess;
+}
+
+// The figures are those of a large GPU of compute capability 9.0, so that torch takes the paths of one.
+API cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
+  if (!exists(device)) RETURN(cudaErrorInvalidDevice);
+  cudaDeviceProp& p = *properties;
+  memset(&p, 0, sizeof p);
+  snprintf(p.name, sizeof p.name, "Emulated CUDA device (host memory)");
+  for (int i = 0; i < 16; ++i) p.uuid.bytes[i] = (char)(i + device);
+  size_t free_bytes;
+  const int before = current_device();
+  current_device() = device;
+  cudaMemGetInfo(&free_bytes, &p.totalGlobalMem);
+  current_device() = before;
+  p.major = 9;
+  p.warpSize = 32;
+  p.multiProcessorCount = 132;
+  p.regsPerBlock = 65536;
+  p.totalConstMem = 65536;
+  p.sharedMemPerBlock = 49152;
+  p.sharedMemPerBlockOptin = 232448;
+  p.sharedMemPerMultiprocessor = 233472;
+  p.reservedSharedMemPerBlock = 1024;
+  p.maxThreadsPerBlock = p.maxThreadsDim[0] = p.maxThreadsDim[1] = 1024;
+  p.maxThreadsDim[2] = 64;
+  p.maxThreadsPerMultiProcessor = 2048;
+  p.maxBlocksPerMultiProcessor = 32;
+  p.maxGridSize[0] = 2147483647;
+  p.maxGridSize[1] = p.maxGridSize[2] = 65535;
+  p.textureAlignment = 512;
+  p.memoryBusWidth = 6144;
+  p.l2CacheSize = 50 << 20;
+  p.asyncEngineCount = 3;
+  p.pciBusID = device + 1;
+  p.canMapHostMemory = p.concurrentKernels = p.unifiedAddressing = p.managedMemory = 1;
+  p.streamPrioritiesSupported = p.cooperativeLaunch = 1;
+  return cudaSuccess;
+}
+API cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
+  if (!exists(device)) RETURN(cudaErrorInvalidDevice);
+  switch ((int)attribute) {
+    case cudaDevAttrMaxThreadsPerBlock: *value = 1024; break;
+    case cudaDevAttrMaxThreadsPerMultiProcessor: *value = 2048; break;
+    case cudaDevAttrMaxSharedMemoryPerBlock: *value = 49152; break;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = 232448; break;
+    case cudaDevAttrMultiProcessorCount: *value = 132; break;
+    case cudaDevAttrWarpSize: *value = 32; break;
+    case cudaDevAttrComputeCapabilityMajor: *value = 9; break;
+    case cudaDevAttrUnifiedAddressing: *value = 1; break;
+    default: *value = 0;
+  }
+  return cudaSuccess;
+}
+API cudaError_t cudaDeviceGetPCIBusId(char* text, int size, int device) {
+  snprintf(text, size, "0000:%02x:00.0", device + 1);
+  return cudaSuccess;
+}
+API cudaError_t cudaDeviceCanAccessPeer(int* can, int device, int peer) {
+  *can = device != peer;
+  return cudaSuccess;
+}
+API cudaError_t cudaDeviceEnablePeerAccess(int, unsigned) { return cudaSuccess; }
+API cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
+  if (least) *least = 0;
+  if (greatest) *greatest = -5;
+  return cudaSuccess;
+}
+API cudaError_t cudaProfilerStart() { return cudaSuccess; }
+API cudaError_t cudaProfilerStop() { return cudaSuccess; }
+// It waits for the streams that capture too, in every mode: the captures are over.
+API cudaError_t cudaDeviceSynchronize() {
+  {
+    Lock lock(state_mutex());
+    for (auto& capture : captures()) invalidate(*capture);
+    if (!captures().empty()) RETURN(cudaErrorStreamCaptureUnsupported);
+  }
+  finish_device(current_device());
+  RETURN(cudaSuccess);
+}
