@@ -20,7 +20,7 @@ def test_poison_fills_the_outputs_in_the_graphs_memory_and_a_replay_brings_them_
     graph = capture(lambda x: (x * 0).to(dtype), x)
     graph.poison()
     backend.synchronize()
-    left = graph._outputs.clone()
+    left = graph._output.clone()
     if dtype.is_floating_point:
         assert left.isnan().all()
     else:
@@ -34,10 +34,10 @@ def test_poison_spares_inputs_parameters_and_tensors_held_elsewhere(backend, cap
     graph = capture(lambda x: (layer(x), layer.weight, held, x), x)
     graph.poison()
     backend.synchronize()
-    assert graph._outputs[0].isnan().all()
+    assert graph._output[0].isnan().all()
     assert torch.equal(layer.weight, weight)
     assert held.eq(7).all()
-    assert graph._outputs[3].eq(1).all()
+    assert graph._output[3].eq(1).all()
 
 
 def test_an_output_that_the_graph_never_writes_is_caught(backend, examples):
@@ -57,7 +57,7 @@ def test_a_graph_that_is_called_but_not_launched_is_caught(backend, capture, exa
 
         def __call__(self, x):
             self.replays += 1
-            return graph._outputs
+            return graph._output
 
     found = check_replays({4: Idle()}, lambda _: model, rows, model=model, backend=backend, seed=1)[4]
     assert isinstance(found, Disagreement)

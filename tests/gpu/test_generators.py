@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
@@ -22,8 +23,9 @@ def test_a_capture_leaves_a_generator_of_the_models_own_where_it_stood(backend, 
     assert torch.equal(model.generator.get_state(), before)
 
 
-def test_replays_draw_from_it_as_eager_does_and_advance_it(backend, capture, copied):
-    model, x = Draws(backend.device), torch.zeros(1024, device=backend.device)
+@pytest.mark.parametrize("device", ["cuda", "cuda:0"])
+def test_replays_draw_from_it_as_eager_does_and_advance_it(capture, copied, device):
+    model, x = Draws(device), torch.zeros(1024, device="cuda:0")
     graph = capture(model, x)
     first, second = copied(graph(x)), copied(graph(x))
     assert not torch.equal(first, second)

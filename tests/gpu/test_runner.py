@@ -36,7 +36,9 @@ def test_calls_are_served_by_graphs_exactly_or_padded(model):
     assert dict(told.replays) == {1: 1, 4: 2, 8: 2}
     assert not told.eager, told.lines()
     assert told.device == "cuda:0"
-    assert all(size > 0 for size in told.memory_bytes.values())
+    # The largest batch is captured first. The others may fit into what it has left in the pool.
+    assert told.memory_bytes[8] > 0
+    assert all(told.memory_bytes[size] >= 0 for size in (1, 4))
 
 
 def test_what_no_graph_fits_runs_eager_and_the_reason_is_counted():

@@ -68,6 +68,12 @@ def test_a_generator_of_a_submodule_is_found_once():
     assert generators_of("cpu", nn.Sequential(nn.Sequential(layer), layer)) == [layer.generator]
 
 
+def test_a_generator_without_an_index_draws_on_every_device_of_its_kind():
+    # torch.Generator("cuda") has no index, as this one has none.
+    assert GENERATOR.device.index is None
+    assert generators_of("cpu:0", [GENERATOR]) == [GENERATOR]
+
+
 def test_generators_of_another_device_are_not_meant():
     assert generators_of("cuda:0", [GENERATOR]) == []
 

@@ -149,7 +149,8 @@ def generators_of(device: str, *roots: Any, limit: int = 100_000) -> list[torch.
         seen[id(value)] = value
         if not isinstance(value, torch.Generator):
             waiting.extend(_held_by(value))
-        elif value.device == wanted:
+        # torch.Generator("cuda") has no index. It draws on whichever GPU is current.
+        elif value.device.type == wanted.type and value.device.index in (None, wanted.index):
             found[id(value)] = value
     return list(found.values())
 
