@@ -25,7 +25,8 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 os.environ.setdefault("TEARDOWN_CUPTI", "0")
 
 import torch  # noqa: E402
-from benchmarks.suite import evidence, schedule, tree  # noqa: E402
+from benchmarks import capture_rules  # noqa: E402
+from benchmarks.suite import evidence, rules, schedule, tree  # noqa: E402
 from benchmarks.suite.cells import Lab  # noqa: E402
 from benchmarks.suite.models import BATCH_SIZES, MODELS, Scale  # noqa: E402
 
@@ -51,6 +52,8 @@ def main() -> int:
     if arguments.rehearse:
         torch.set_num_threads(1)
     path, document = _begin(arguments)
+    if not arguments.rehearse:
+        _ask_rules(path, document)
     with tempfile.TemporaryDirectory() as cache, PerfMonitor() as watch:
         lab, extent = _plan(arguments, path, Path(cache), timed_ends_s)
 
@@ -70,6 +73,19 @@ def main() -> int:
     for line in document["failures"]:
         print(f"failed: {line}")
     return 0
+
+
+def _ask_rules(path: Path, document: dict[str, Any]) -> None:
+    """First, because they decide what the other figures mean."""
+    try:
+        found = document["rules"] = rules.ask(path.with_name(f"{path.stem}-rules.txt"))
+    except RuntimeError as error:
+        document["failures"].append(str(error))
+        return
+    for each in found["differences"]:
+        print(capture_rules.difference_text(each))
+    print(f"{found['equal']} of {found['asked']} rules of capture are answered as on {found['expected_of']}")
+    evidence.write(path, document)
 
 
 def _arguments() -> argparse.Namespace:
@@ -105,6 +121,7 @@ def _begin(arguments: argparse.Namespace) -> tuple[Path, dict[str, Any]]:
         "versions": evidence.versions(),
         "clocks": [],
         "notes": [],
+        "rules": None,
         "cells": [],
         "overhead": None,
         "monitor": None,

@@ -97,7 +97,15 @@ def _run(run: Mapping[str, Any]) -> str:
         f"{device['python']}, {device['host_cpu']}; {when}, source tree `{source['tree'][:10]}`{dirty}. "
         f"{_clocks(run)}"
     )
-    parts = [f"## {device['name']}\n", f"{about}\n", *_speedups(run), *_other_arms(run), *_figures(run), *_facts(run)]
+    parts = [
+        f"## {device['name']}\n",
+        f"{about}\n",
+        *_speedups(run),
+        *_other_arms(run),
+        *_figures(run),
+        *_facts(run),
+        *_rules(run),
+    ]
     return "\n".join([*parts, *_left_out(run)]).rstrip() + "\n"
 
 
@@ -224,6 +232,21 @@ def _alarms(alarms: Mapping[str, Any]) -> str:
     typical, most = (seconds_text(to_ns(alarms[key])) for key in ("median_seconds", "q90_seconds"))
     why = f"; blocks thrown away: {alarms['discarded']}" if alarms["discarded"] else ""
     return f"{said}; a verdict took {typical} (9 of 10 at most {most}){why}"
+
+
+def _rules(run: Mapping[str, Any]) -> list[str]:
+    """Where the GPU answers a rule of capture differently; older evidence has no rules."""
+    found = run.get("rules")
+    if not found:
+        return []
+    rows = [[_cell(each[key]) for key in ("rule", "found", "expected")] for each in found["differences"]]
+    about = f"{found['equal']} of {found['asked']} answers are those of the emulated device ({found['expected_of']})."
+    table = _table(("rule", "this GPU", "emulated"), rows) if rows else []
+    return ["### Rules of capture\n", about, "", *table]
+
+
+def _cell(text: str | None) -> str:
+    return "not asked" if text is None else text.replace("|", "\\|")
 
 
 def _left_out(run: Mapping[str, Any]) -> list[str]:

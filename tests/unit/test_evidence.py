@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,8 +16,8 @@ import pytest
 pytest.importorskip("numpy", reason="the benchmarks need numpy")
 
 import torch
-from benchmarks import evidence_age, gpu_page
-from benchmarks.suite import arms, cells, evidence, extras, loop, page, schedule, tree
+from benchmarks import capture_rules, evidence_age, gpu_page
+from benchmarks.suite import arms, cells, evidence, extras, loop, page, rules, schedule, tree
 from benchmarks.suite.arms import NotAvailable
 from benchmarks.suite.models import Scale
 
@@ -104,6 +106,10 @@ RUN = {
 }
 
 
+EXPECTED = "# torch 2.13.0, on an emulated device\nitem: refused, error 900\nmask: captured\nonly there: captured\n"
+FOUND = "# torch 2.11.0, on NVIDIA H200\nitem: refused, error 900\nmask: refused, a | b\n"
+
+
 @pytest.fixture
 def written(tmp_path):
     """Write runs as evidence files, each a change of the one above."""
@@ -132,6 +138,11 @@ def test_a_page_of_one_run(written, golden):
     failed = {"reason": "RuntimeError: accessing tensor output of CUDAGraphs"}
     more = {**CELL, "batch_size": 1, "arms": {**CELL["arms"], "reduce-overhead": failed}}
     golden("gpu-page.md", page.page(written({"cells": [CELL, more]})))
+
+
+def test_a_page_shows_the_rules_of_capture_that_a_gpu_answers_differently(written, golden):
+    text = page.page(written({"cells": [], "rules": rules.summary(EXPECTED, FOUND)}))
+    golden("gpu-page-rules.md", text[text.index("### Rules of capture") :])
 
 
 def test_a_page_of_a_run_cut_short_says_so_and_needs_nothing_that_comes_late(written):
@@ -169,6 +180,57 @@ def test_where_no_profiler_may_look_attainable_is_told_by_events():
     timed = {**CELL, "arms": {**CELL["arms"], "replay": {**REPLAY, "device_ns": 50e3}}}
     assert page.attainable({**RUN, "cells": [timed], "kernel_time": []}) == [("encoder", 8, 2.0, 2.0)]
     assert page.attainable({**RUN, "kernel_time": []}) == []
+
+
+# The rules of capture
+
+
+def test_the_committed_answers_have_every_rule_of_the_script_in_its_order():
+    committed = rules.EMULATED.read_text(encoding="utf-8")
+    assert list(capture_rules.parse(committed)) == list(capture_rules.RULES)
+    assert "Emulated CUDA device" in capture_rules.machine(committed)
+    assert set(capture_rules.DOUBTFUL) <= set(capture_rules.RULES)
+
+
+def test_each_rule_is_asked_in_a_process_of_its_own_and_none_costs_the_others_their_answers(monkeypatch):
+    def ends_its_process():
+        os._exit(1)
+
+    def hangs():
+        signal.pause()
+
+    def raises():
+        raise ValueError("a name\nmore")
+
+    monkeypatch.setattr(capture_rules, "RULE_LIMIT_S", 1.0)
+    asked = {"dies": ends_its_process, "hangs": hangs, "raises": raises, "fine": lambda: f"{os.getpid() == ours}"}
+    ours = os.getpid()
+    assert capture_rules.answers(asked) == {
+        "dies": "the process died",
+        "hangs": "no answer within 1 s",
+        "raises": "could not be asked, ValueError: a name",
+        "fine": "False",
+    }
+
+
+def test_all_answers_are_kept_and_those_that_differ_are_returned(monkeypatch, tmp_path):
+    script, expected = tmp_path / "script.py", tmp_path / "expected.txt"
+    script.write_text(f"print({FOUND!r}, end='')", encoding="utf-8")
+    expected.write_text(EXPECTED, encoding="utf-8")
+    monkeypatch.setattr(rules, "SCRIPT", script)
+    monkeypatch.setattr(rules, "EMULATED", expected)
+    found = rules.ask(tmp_path / "gpu" / "answers.txt")
+    assert (tmp_path / "gpu" / "answers.txt").read_text(encoding="utf-8") == FOUND
+    assert (found["asked"], found["equal"]) == (2, 1)
+    assert [each["rule"] for each in found["differences"]] == ["mask", "only there"]
+
+
+def test_rules_that_cannot_be_asked_say_why(monkeypatch, tmp_path):
+    script = tmp_path / "broken.py"
+    script.write_text("raise SystemExit('no CUDA here')", encoding="utf-8")
+    monkeypatch.setattr(rules, "SCRIPT", script)
+    with pytest.raises(RuntimeError, match="could not be asked: no CUDA here"):
+        rules.ask(tmp_path / "answers.txt")
 
 
 # Rehearsals
