@@ -284,6 +284,7 @@ FAULTS = {
 
 def outcome(scenario, seed):
     """``right``, ``wrong``, or the name of the error, which a user sees too."""
+    torch.cuda.empty_cache()  # so that memory given back is used again soon
     try:
         with cuda_emulator.asynchronous(seed):
             is_right = scenario()
