@@ -5,15 +5,20 @@ Torch loads :func:`autoload` by itself (the entry point ``torch.backends``).
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
+import json
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from cuda_emulator import preload
 
 DEVICE_NAME = "Emulated CUDA device (host memory)"
+COUNTS_FOLDER = "CUDA_EMULATOR_COUNTS"
+"""The environment variable that names a folder. Each process that loads torch writes its counts there as it ends."""
 
 
 def autoload() -> None:
@@ -32,6 +37,8 @@ def autoload() -> None:
     torch.backends.cudnn.enabled = False
     for choice in ("flash", "mem_efficient", "cudnn"):  # torch chooses these without asking the dispatcher
         getattr(torch.backends.cuda, f"enable_{choice}_sdp")(False)
+    if os.environ.get(COUNTS_FOLDER):
+        atexit.register(_write_counts, Path(os.environ[COUNTS_FOLDER]))
 
 
 def launches() -> int:
@@ -82,6 +89,12 @@ def fail_allocations(*, after: int = 0, count: int = 1) -> None:
 def clear_error() -> bool:
     """Forget the error of a failed kernel, for which CUDA needs a new process. Returns whether there was one."""
     return bool(_runtime().cuda_emulator_clear_error())
+
+
+def _write_counts(folder: Path) -> None:
+    if folder.is_dir():  # who asked may be gone
+        counts = {"launches": launches(), "unknown": unknown_launches()}
+        (folder / f"{os.getpid()}.json").write_text(json.dumps(counts), encoding="utf-8")
 
 
 def _counts(function: Any) -> dict[str, int]:

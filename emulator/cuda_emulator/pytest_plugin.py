@@ -1,15 +1,27 @@
-"""``-p cuda_emulator.pytest_plugin``: fails a test that launched a kernel which computed nothing, or broke the device.
+"""``-p cuda_emulator.pytest_plugin``: fails a test that launched a kernel which computed nothing.
 
-A test marked ``needs_speed``, ``needs_triton`` or ``needs_nvml`` is skipped with the marker's reason.
+Counts the launches of this process and of the processes that a test starts. A test marked ``needs_speed``,
+``needs_triton`` or ``needs_nvml`` is skipped with the marker's reason.
 """
 
 from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
 import cuda_emulator
 
 MARKERS = ("needs_speed", "needs_triton", "needs_nvml")
+_ELSEWHERE = pytest.StashKey[Counter]()
+"""Launches of other processes: those that tests started, and the workers of pytest-xdist."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_ELSEWHERE] = Counter()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -21,17 +33,49 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item):
-    before = cuda_emulator.unknown_launches()
-    result = yield
-    after = cuda_emulator.unknown_launches()
-    new = {name: count - before.get(name, 0) for name, count in after.items() if count > before.get(name, 0)}
-    if cuda_emulator.clear_error():
-        pytest.fail("a kernel failed, and the test did not clear the device's error")
+    before = Counter(cuda_emulator.unknown_launches())
+    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setenv(cuda_emulator.COUNTS_FOLDER, folder)
+        try:
+            result = yield
+        finally:
+            elsewhere = _counts_of_processes(Path(folder), item.config.stash[_ELSEWHERE])
+    new = Counter(cuda_emulator.unknown_launches()) - before + elsewhere
     if new:
         pytest.fail("launched kernels that computed nothing: " + ", ".join(f"{n} x {k}" for k, n in new.items()))
     return result
 
 
-def pytest_terminal_summary(terminalreporter) -> None:
+def _counts_of_processes(folder: Path, total: Counter) -> Counter:
+    """The unknown launches of the processes that have ended. Adds all their launches to ``total``."""
+    unknown: Counter = Counter()
+    for path in folder.glob("*.json"):
+        counts = json.loads(path.read_text(encoding="utf-8"))
+        unknown.update(counts["unknown"])
+        total["launches"] += counts["launches"]
+    total["unknown"] += unknown.total()
+    return unknown
+
+
+def _launches(config: pytest.Config) -> dict[str, int]:
+    counts = config.stash[_ELSEWHERE]
     unknown = sum(cuda_emulator.unknown_launches().values())
-    terminalreporter.write_line(f"emulated CUDA device: {cuda_emulator.launches()} launches, {unknown} not emulated")
+    return {"launches": cuda_emulator.launches() + counts["launches"], "unknown": unknown + counts["unknown"]}
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["cuda_emulator"] = _launches(session.config)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node) -> None:
+    if hasattr(node, "workeroutput"):  # a worker that crashed has none
+        node.config.stash[_ELSEWHERE].update(node.workeroutput["cuda_emulator"])
+
+
+def pytest_terminal_summary(terminalreporter) -> None:
+    counts = _launches(terminalreporter.config)
+    terminalreporter.write_line(
+        f"emulated CUDA device: {counts['launches']} launches, {counts['unknown']} not emulated"
+    )

@@ -31,6 +31,7 @@ ANSWERS = {
     "ncclGetVersion": "*(int*)a = 22907; return 0;",
     "nvrtcVersion": "*(int*)a = 13; *(int*)b = 0; return 0;",
     "cublasLtGetCudartVersion": "return 13000;",
+    "cuptiGetResultString": '*(const char**)b = "not part of the emulated device"; return 0;',
 }
 NOT_SUPPORTED = {
     "libcublas.": 15,
