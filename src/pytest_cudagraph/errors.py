@@ -31,6 +31,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pytest_cudagraph.foreign import printable_lines
+
 if TYPE_CHECKING:
     from pytest_cudagraph.values import GraphReport, Site
 
@@ -40,6 +42,9 @@ class CudagraphError(Exception):
 
     report: GraphReport | None = None
     """The report until the error, if there is one."""
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(printable_lines(message))
 
 
 class InputError(CudagraphError):
@@ -90,7 +95,7 @@ class GraphTestFailure(AssertionError):
     report: GraphReport | None
 
     def __init__(self, message: str, report: GraphReport | None = None) -> None:
-        super().__init__(message)
+        super().__init__(printable_lines(message))
         self.report = report
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,10 +10,11 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from pytest_cudagraph import environment, gate, record, report
+from pytest_cudagraph import environment, files, gate, record, report
 from pytest_cudagraph.base_revision.judge import base_table
 from pytest_cudagraph.baseline import JsonStore, Key, normal_name
 from pytest_cudagraph.errors import BaselineError
+from pytest_cudagraph.foreign import printable, printable_lines
 from pytest_cudagraph.settings.options import Settings
 from pytest_cudagraph.values import DeviceInfo, GraphReport, SavedBatch
 
@@ -81,7 +81,11 @@ def end_run(
         summary.lines += report.suggestions(reports)
     if settings.json:
         _write_document(collected.folder / settings.json, reports, settings, summary)
-    return RunSummary(lines=tuple(summary.lines), problems=tuple(summary.problems), failed=bool(summary.problems))
+    return RunSummary(
+        lines=tuple(map(printable, summary.lines)),
+        problems=tuple(map(printable_lines, summary.problems)),
+        failed=bool(summary.problems),
+    )
 
 
 def _devices(reports: Iterable[GraphReport]) -> list[DeviceInfo]:
@@ -172,7 +176,7 @@ def _expected(saved: Mapping[Key, SavedBatch], collected: CollectedTests, root: 
     """
     file_of = {name: name.partition("::")[0] for name, _ in saved}
     node_ids = {name for name, file in file_of.items() if file != name}
-    if any(file_of[name] not in collected.files and (root / file_of[name]).is_file() for name in node_ids):
+    if any(file_of[name] not in collected.files and _is_file(root / file_of[name]) for name in node_ids):
         return {}
     below = {name for name in node_ids if _lies_below(file_of[name], collected.paths)}
     not_passed = {normal_name(nodeid) for nodeid in collected.not_passed}
@@ -184,6 +188,13 @@ def _expected(saved: Mapping[Key, SavedBatch], collected: CollectedTests, root: 
     if collected.whole and not not_passed and "." in collected.paths:
         expected |= file_of.keys() - node_ids
     return {key: entry for key, entry in saved.items() if key[0] in expected}
+
+
+def _is_file(path: Path) -> bool:
+    # A name may be longer than any file's. That is an error, not an answer.
+    with contextlib.suppress(OSError):
+        return path.is_file()
+    return False
 
 
 def _text(path: Path) -> str:
@@ -212,26 +223,19 @@ def _shown(path: Path, root: Path) -> str:
 
 
 def _write_document(path: Path, reports: Sequence[GraphReport], settings: Settings, summary: _SummaryLines) -> None:
-    """Write ``--cudagraph-json`` whole or not at all, also when an interrupt comes."""
     device = next(iter(_devices(reports)), None)
-    text = report.json_text(report.document(reports, device, settings))
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    except OSError as error:
-        shown = settings.json
+        files.write_text(path, report.json_text(report.document(reports, device, settings)))
+    except (OSError, ValueError) as error:
+        # ValueError: a path with a null character.
+        reason = getattr(error, "strerror", None) or error
         summary.problems.append(
-            f"--cudagraph-json: {shown} could not be written: {error.strerror}; nothing was changed"
+            f"--cudagraph-json: {settings.json} could not be written: {reason}; nothing was changed"
         )
-    finally:
-        # It may not exist.
-        with contextlib.suppress(OSError):
-            temporary.unlink()
 
 
 def header_line(device: DeviceInfo, baseline_file: Path, settings: Settings, *, judged: bool) -> str:
     """What this run measures on, its baseline file and its least speedup."""
     shown = _shown(baseline_file, settings.rootdir)
-    return report.header(device, baseline=shown, min_speedup=settings.min_speedup, judged=judged)
+    return printable(report.header(device, baseline=shown, min_speedup=settings.min_speedup, judged=judged))

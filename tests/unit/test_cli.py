@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from tests.facts import CPU, H200, batch, judgement, latency, report, saved, sessions, timing
@@ -266,6 +267,33 @@ def test_mistakes_of_use_exit_4_not_2(said, argv, words):
 
     assert code == 4
     assert words in err
+
+
+def test_no_text_of_a_file_or_an_argument_is_a_command_to_the_terminal(said, workplace):
+    loud = f"{MLP}\x1b[2J\ud800"
+    device = replace(H200, name="NVIDIA\x1b[2J", driver="1\x1b[2J")
+    path = write(workplace / ".cudagraph", saved(loud, 1, device=device, kernel_names={"mul\x1b[2J": 1}), device=device)
+    other = write(workplace / "other", saved(loud, 1, device=device, kernel_names={"add\x1b[2J": 1}), device=device)
+    commands = [
+        ("baseline", "list"), ("baseline", "show", path), ("compare", path, other), ("compare", path, "no\x1b[2J"),
+        ("explain", "no\x1b[2J"), ("compare", path, other, "--no\x1b[2J"), ("baseline", "prune", "--name", loud),
+    ]  # fmt: skip
+    for command in commands:
+        _, out, err = said(*command)
+        assert "?[2J" in out + err
+        assert "\x1b" not in out + err
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="pipes of POSIX")
+@pytest.mark.parametrize("command", [["report"], ["baseline", "show"], ["compare", "old.json"]])
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: Path(path).symlink_to("/dev/zero")], ids=["pipe", "device"])
+def test_what_is_no_regular_file_is_refused_and_not_waited_for(said, workplace, command, make):
+    make("run.json")
+    write(workplace / "x", saved(MLP, 1)).rename("old.json")
+    code, _, err = said(*command, "run.json")
+
+    assert code == 4
+    assert err == "pytest-cudagraph: run.json: cannot be read (only a regular file is read)\n"
 
 
 def test_explain_prints_the_page_of_a_hazard(said):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TypeAlias
 
+from pytest_cudagraph.files import short_name
 from pytest_cudagraph.values import DeviceInfo
 
 Key: TypeAlias = tuple[str, int]
@@ -52,4 +53,4 @@ def slug(device: DeviceInfo) -> str:
     plain = _LEGAL_MARKS.sub(" ", device.name).lower()
     words = re.sub(r"[^a-z0-9]+", "-", plain).strip("-") or "unknown"
     prefix = "cpu-" if device.kind == "cpu" and words.split("-")[0] != "cpu" else ""
-    return (prefix + words)[:_SLUG_LENGTH].rstrip("-")
+    return short_name(prefix + words, _SLUG_LENGTH)

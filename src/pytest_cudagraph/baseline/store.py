@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import shutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from pytest_cudagraph import files
 from pytest_cudagraph.baseline.history import continued
 from pytest_cudagraph.baseline.names import Key, slug
 from pytest_cudagraph.baseline.schema import Content, parse
@@ -94,7 +93,7 @@ def read(path: Path) -> Content:
 
 def _text(path: Path) -> str | None:
     try:
-        return path.read_text(encoding="utf-8-sig")
+        return files.read_text(path)
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as exc:
@@ -119,7 +118,7 @@ def _change(path: Path, edit: Callable[[Content], Content]) -> None:
         # A symbolic link stays. The file it points to is replaced.
         target = Path(os.path.realpath(path))
         _prepare(target.parent)
-        with FileLock(target.with_name(f".{target.name}.lock"), timeout=_LOCK_WAIT_S):
+        with FileLock(target.with_name(f".{files.short_name(target.name)}.lock"), timeout=_LOCK_WAIT_S):
             _rewrite(target, edit)
     except BaselineError as exc:
         raise BaselineError(f"{exc}; the file was left as it is") from exc
@@ -150,27 +149,8 @@ def _rewrite(path: Path, edit: Callable[[Content], Content]) -> None:
     records = records_text(new.entries)
     # Another commit alone does not change the file.
     if old is None or not old.startswith(records):
-        _write(path, records + about_text(new))
-
-
-def _write(path: Path, text: str) -> None:
-    # This process has the lock, so another temporary file was left by a killed process.
-    for left in path.parent.glob(f".{path.name}.*.tmp"):
-        left.unlink(missing_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-            file.flush()
-            # Without this, a power cut after the rename can leave an empty file.
-            os.fsync(file.fileno())
-        if path.exists():
-            shutil.copymode(path, temporary)
-        temporary.replace(path)
-    except BaseException:  # an interrupt must not leave the temporary file either
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
+        files.remove_temporary(path)
+        files.write_text(path, records + about_text(new))
 
 
 def _reason(exc: BaseException) -> str:

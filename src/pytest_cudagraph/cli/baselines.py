@@ -60,7 +60,7 @@ def _listed(path: Path) -> list[str]:
 
 def _show(arguments: argparse.Namespace) -> CommandOutput:
     path = Path(arguments.file)
-    if not path.is_file() and path.name == arguments.file:
+    if not path.exists() and path.name == arguments.file:
         path = _FOLDER / f"{arguments.file.removesuffix('.json')}.json"
     entries = _entries_of(path)
     columns = [Column(title="test", right=False), *(Column(title=title) for title in _SHOWN)]

@@ -14,10 +14,11 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from pytest_cudagraph import report
+from pytest_cudagraph import files, report
 from pytest_cudagraph.cli import baselines, doctor
 from pytest_cudagraph.cli.output import USAGE, CommandOutput
 from pytest_cudagraph.errors import CudagraphError
+from pytest_cudagraph.foreign import printable, printable_lines
 
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
@@ -93,7 +94,7 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         # argparse exits with 2, which here means inconclusive.
-        self.exit(USAGE, f"{self.prog}: {message}\n{self.format_usage()}")
+        self.exit(USAGE, f"{self.prog}: {printable_lines(message)}\n{self.format_usage()}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -102,14 +103,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         output: CommandOutput = arguments.run(arguments)
     except CudagraphError as exc:
-        print(f"pytest-cudagraph: {exc}", file=sys.stderr)
+        print(printable_lines(f"pytest-cudagraph: {exc}"), file=sys.stderr)
         return USAGE
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A terminal without "µ" shows a "?" instead.
         sys.stdout.reconfigure(errors="replace")
     try:
         for line in output.lines:
-            print(line)
+            print(printable(line))
         sys.stdout.flush()
     except BrokenPipeError:
         # The reader has stopped (``| head``). Python must not flush to it at exit.
@@ -134,7 +135,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 def _report(arguments: argparse.Namespace) -> CommandOutput:
     try:
-        found = json.loads(arguments.file.read_text(encoding="utf-8-sig"))
+        found = json.loads(files.read_text(arguments.file))
         rows = report.rows_of_document(found)
     except OSError as exc:
         raise CudagraphError(f"{arguments.file}: cannot be read ({exc.strerror})") from exc

@@ -35,7 +35,7 @@ def content_key(program: ExportedProgram, *, device: str, options: Mapping[str, 
         return None
     digest = hashlib.sha256()
     for part in (_FORMAT, text, _inputs_text(program), machine_text(device), options_text(options)):
-        digest.update(part.encode() + b"\0")
+        digest.update(part.encode(errors="surrogatepass") + b"\0")
     for name, tensor in sorted(constants.items()):
         digest.update(f"{name} {_layout_text(tensor)}\0".encode())
         _update_with_bytes(digest, tensor)

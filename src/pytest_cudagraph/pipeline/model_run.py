@@ -206,7 +206,7 @@ class ModelRun:
     @property
     def _seed(self) -> int:
         """The same for the same test, so that a run can be repeated. The report shows it."""
-        return zlib.crc32(self.case.name.encode())
+        return zlib.crc32(self.case.name.encode(errors="surrogatepass"))
 
     def _show(self, line: str) -> None:
         self.progress(f"{self.case.name.rpartition('::')[2]}: {line}")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pytest_cudagraph.foreign import printable
+
 MAX_WIDTH = 100
 """Wider tables wrap in code reviews, in CI logs and on a split screen."""
 
@@ -50,11 +52,6 @@ def shorten(text: str, width: int) -> str:
         return text
     head = (width - 1) // 3
     return f"{text[:head]}…{text[len(text) - (width - 1 - head) :]}"
-
-
-def printable(text: str) -> str:
-    """Replace line breaks and control characters, which would break a table."""
-    return "".join(character if character.isprintable() else "?" for character in text)
 
 
 def _line(columns: Sequence[Column], row: Sequence[str], widths: Sequence[int]) -> str:

@@ -10,6 +10,7 @@ from enum import Enum
 from typing import Any
 
 from pytest_cudagraph.baseline import normal_name
+from pytest_cudagraph.foreign import printable
 from pytest_cudagraph.report.table import UNTIMED, Row
 from pytest_cudagraph.units import to_ns, to_seconds
 from pytest_cudagraph.values import (
@@ -52,7 +53,7 @@ def json_text(found: Mapping[str, Any]) -> str:
 def properties(report: GraphReport) -> list[tuple[str, str]]:
     """JUnit's properties of a test: ``cudagraph.batch_8.speedup`` = ``1.42``. A custom name is part of the key."""
     is_plain = report.name == normal_name(report.nodeid)
-    prefix = "cudagraph" if is_plain else f"cudagraph.{report.name}"
+    prefix = "cudagraph" if is_plain else f"cudagraph.{printable(report.name)}"
     found = [(f"{prefix}.verdict", report.verdict.value)]
     for batch in report.batches:
         found += [(f"{prefix}.batch_{batch.batch_size}.{key}", text) for key, text in _properties(batch)]

@@ -8,7 +8,8 @@ import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from pytest_cudagraph.report.columns import MAX_WIDTH, Column, fits, grid, printable
+from pytest_cudagraph.foreign import printable
+from pytest_cudagraph.report.columns import MAX_WIDTH, Column, fits, grid
 from pytest_cudagraph.units import factor_text, latency_text, plural
 from pytest_cudagraph.values import (
     Agreement,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 
 from pytest_cudagraph.base_revision.comparison import Command, compare_revisions
+from pytest_cudagraph.foreign import printable
 from pytest_cudagraph.session.state_keys import BASE, DEVICE_CONTEXTS, OURS, SETTINGS, marks_of
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def _warn(tests: dict[_Gate, list[str]], device_context: DeviceContext, budget_s
                 f"{gate.budget_s:g} s ({itself}); asked for by {_listed(nodeids)}; "
                 "give a larger one, or see pytest-cudagraph doctor"
             )
-            warnings.warn(FineGateWarning(text), stacklevel=2)
+            warnings.warn(FineGateWarning(printable(text)), stacklevel=2)
 
 
 def _listed(nodeids: list[str]) -> str:

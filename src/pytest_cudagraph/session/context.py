@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_cudagraph import errors
+from pytest_cudagraph.foreign import printable
 from pytest_cudagraph.session.exceptions import depth_of_test, exclusive_call, hide_plugin_frames, outcome_of
 from pytest_cudagraph.session.state_keys import BASE, CALL_LOCK, DEVICE_CONTEXTS, OUTCOMES, OWNERS, SETTINGS, marks_of
 from pytest_cudagraph.settings.case import CallSettings, Case, ModelCall, make_case
@@ -228,7 +229,7 @@ class FixtureContext:
             return
         with capture.global_and_fixture_disabled():
             # A line that wraps could not be written over.
-            reporter.rewrite(line[: shutil.get_terminal_size().columns - 1], erase=True)
+            reporter.rewrite(printable(line)[: shutil.get_terminal_size().columns - 1], erase=True)
             if not line:
                 reporter.rewrite(f"{self._begun(reporter)} ")
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from pytest_cudagraph import errors
 from pytest_cudagraph.errors import CudagraphError, EagerFailed, GraphTestFailure, InputError
+from pytest_cudagraph.foreign import printable_lines
 
 if TYPE_CHECKING:
     from pytest_cudagraph.session.context import FixtureContext
@@ -106,4 +107,5 @@ def outcome_of(report: GraphReport, *, is_strict: bool) -> errors.GraphTestFailu
         return _FAILURES[worst.gate](failure_text(report), report)
     if is_strict and verdict is not Verdict.PASSED:
         return errors.NotProven(failure_text(report), report)
-    return errors.InconclusiveWarning(failure_text(report)) if verdict is Verdict.INCONCLUSIVE else None
+    inconclusive = verdict is Verdict.INCONCLUSIVE
+    return errors.InconclusiveWarning(printable_lines(failure_text(report))) if inconclusive else None

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pytest_cudagraph.foreign import printable_lines
 from pytest_cudagraph.session import worker_results
 from pytest_cudagraph.session.state_keys import (
     BROKEN,
@@ -93,9 +94,10 @@ def _usage_error_to_controller(config: pytest.Config, items: list[pytest.Item]) 
     try:
         yield
     except pytest.UsageError as mistake:
+        text = printable_lines(str(mistake))
         if not hasattr(config, "workerinput"):
-            raise
-        config.stash[MISTAKE] = str(mistake)
+            raise pytest.UsageError(text) from mistake
+        config.stash[MISTAKE] = text
         items.clear()
 
 

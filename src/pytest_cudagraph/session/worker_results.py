@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -26,7 +27,7 @@ def pack(config: pytest.Config, report: pytest.TestReport, data: dict[str, Any])
     ours = getattr(report, "nodeid", None) in config.stash[OURS]
     when = getattr(report, "when", None) if ours and hasattr(config, "workerinput") else None
     if when == "setup":
-        data[_WORKER_KEY] = {"outcomes": [], "begun": report.nodeid}
+        data[_WORKER_KEY] = {"outcomes": "[]", "begun": report.nodeid}
     elif when in ("call", "teardown"):
         # A test has passed only after its teardown.
         has_passed = when == "teardown" and report.nodeid in config.stash[PASSED]
@@ -54,17 +55,18 @@ def _take_over(config: pytest.Config, sent: dict[str, Any]) -> None:
     if sent.get("mistake"):
         raise pytest.UsageError(sent["mistake"])
     forget(config, sent.get("begun", ""))
-    stash[OUTCOMES].extend(from_plain(plain) for plain in sent["outcomes"])
+    stash[OUTCOMES].extend(from_plain(plain) for plain in json.loads(sent["outcomes"]))
     for key, name in _SETS.items():
         stash[key].update(sent.get(name, ()))
     stash[DESELECTED] = stash[DESELECTED] or sent.get("deselected", False)
 
 
-def _take_outcomes(config: pytest.Config) -> list[dict[str, Any]]:
+def _take_outcomes(config: pytest.Config) -> str:
+    """The reports as JSON in ASCII. Between workers no text may hold a lone surrogate, as a name may."""
     from pytest_cudagraph.report import to_plain
 
     outcomes = config.stash[OUTCOMES]
-    taken = [to_plain(report) for report in outcomes]
+    taken = json.dumps([to_plain(report) for report in outcomes])
     outcomes.clear()
     return taken
 

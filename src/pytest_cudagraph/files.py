@@ -1,0 +1,116 @@
+"""Files that the user names: only regular ones are read, and one is written whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import glob
+import hashlib
+import os
+import secrets
+import stat
+import sys
+from pathlib import Path
+
+_ENCODING_ERRORS = "backslashreplace"
+"""A lone surrogate becomes ``\\udc80``, which JSON reads back as the same character. UTF-8 has no code for it."""
+
+
+def read_text(path: Path) -> str:
+    """The text of a regular file. Raises :class:`OSError` and :class:`UnicodeDecodeError`.
+
+    A pipe or a device is refused: it may have no end, or wait for a writer for ever.
+    """
+    with open(path, encoding="utf-8-sig", opener=_open_at_once) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "only a regular file is read", str(path))
+        return file.read()
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Open a pipe without waiting for its other end. Windows has no such flag, and no such files."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file whole or not at all, also when an interrupt comes. Raises :class:`OSError`.
+
+    The permissions of an existing file stay, and a symbolic link stays a link to the file that is written. A pipe or a
+    device is written to and never replaced. A pipe without a reader is an error.
+    """
+    data = text.encode("utf-8", errors=_ENCODING_ERRORS)
+    if _is_stream(path):
+        _send(path, data)
+    else:
+        _replace(Path(os.path.realpath(path)), data)
+
+
+def short_name(name: str, most: int = 80) -> str:
+    """The name, or its beginning and a hash. File systems allow 255 bytes, and suffixes come on top."""
+    encoded = name.encode("utf-8", errors=_ENCODING_ERRORS)
+    if len(encoded) <= most:
+        return name
+    digest = hashlib.sha256(encoded).hexdigest()[:12]
+    return f"{encoded[: most - 13].decode('utf-8', errors='ignore')}-{digest}"
+
+
+def remove_temporary(path: Path) -> None:
+    """Remove what killed writers of ``path`` left. Only for a process that excludes all other writers."""
+    for left in path.parent.glob(f"{glob.escape(_prefix(path))}*.tmp"):
+        left.unlink(missing_ok=True)
+
+
+def _prefix(path: Path) -> str:
+    return f".{short_name(path.name)}."
+
+
+def _is_stream(path: Path) -> bool:
+    """Whether there is a pipe or a device, or the file to which this process writes its output (``/dev/stdout``)."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return False
+    if stat.S_ISDIR(found.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    return not stat.S_ISREG(found.st_mode) or _own_output(found) is not None
+
+
+def _own_output(found: os.stat_result) -> int | None:
+    for stream in (sys.__stdout__, sys.__stderr__):
+        with contextlib.suppress(AttributeError, OSError, ValueError):
+            descriptor = stream.fileno()  # type: ignore[union-attr]
+            if os.path.samestat(os.fstat(descriptor), found):
+                return descriptor
+    return None
+
+
+def _send(path: Path, data: bytes) -> None:
+    own = _own_output(path.stat())
+    if own is None:
+        with open(path, "wb", opener=lambda name, _: _open_at_once(name, os.O_WRONLY)) as file:
+            os.set_blocking(file.fileno(), True)
+            file.write(data)
+        return
+    # What was printed before comes first. Another descriptor of the same file would have another position.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    with open(own, "wb", closefd=False) as file:
+        file.write(data)
+
+
+def _replace(path: Path, data: bytes) -> None:
+    temporary = path.with_name(f"{_prefix(path)}{secrets.token_hex(4)}.tmp")
+    try:
+        # Mode x: another user may have put a link there. The user's umask narrows the permissions.
+        with temporary.open("xb") as file:
+            file.write(data)
+            file.flush()
+            # Without this, a power cut after the rename can leave an empty file.
+            os.fsync(file.fileno())
+        with contextlib.suppress(FileNotFoundError):
+            temporary.chmod(stat.S_IMODE(path.stat().st_mode))
+        temporary.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
