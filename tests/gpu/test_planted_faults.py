@@ -122,11 +122,15 @@ def closes_while_a_replay_waits():
     graph = pool.capture(doubled, (rows(1),), {}, batch_size=ROWS)
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
-        answer = graph(rows(3)).clone()
+        graph(rows(3))
+        answer = [graph.replay() for _ in range(10)][-1].clone()
+    given_back = graph._inputs.tensors[0].data_ptr()
     pool.close()
-    taken = [rows(value) for value in range(100)]  # of the memory that the graph has given back
+    taken = [rows(0)]
+    while taken[-1].data_ptr() != given_back and len(taken) < 5000:
+        taken.append(rows(0))
     torch.cuda.current_stream().wait_stream(side)
-    return is_all(answer, 6) and len(taken) == 100
+    return is_all(answer, 6)
 
 
 def checks_a_poisoned_graph():
@@ -284,7 +288,6 @@ FAULTS = {
 
 def outcome(scenario, seed):
     """``right``, ``wrong``, or the name of the error, which a user sees too."""
-    torch.cuda.empty_cache()  # so that memory given back is used again soon
     try:
         with cuda_emulator.asynchronous(seed):
             is_right = scenario()
