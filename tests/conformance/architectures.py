@@ -19,6 +19,8 @@ SIZES = {
     "intermediate_size": 32,
 }
 FEW_KEYS = {**SIZES, "num_key_value_heads": 1}
+# With its cache the model copies the size of the window to the device in every call.
+WINDOW = {**FEW_KEYS, "sliding_window": 4, "use_cache": False}
 PATCHES = {**SIZES, "image_size": 16, "patch_size": 8}
 T5 = {"vocab_size": WORDS, "d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2}
 GPT2 = {"vocab_size": WORDS, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 32}
@@ -84,10 +86,10 @@ ARCHITECTURES = {
     "gpt-neox": Architecture("GPTNeoXForCausalLM", "GPTNeoXConfig", SIZES, padded),
     "opt": Architecture("OPTForCausalLM", "OPTConfig", OPT, padded),
     "llama": Architecture("LlamaForCausalLM", "LlamaConfig", FEW_KEYS, padded),
-    "mistral": Architecture("MistralForCausalLM", "MistralConfig", {**FEW_KEYS, "sliding_window": 4}, padded),
+    "mistral": Architecture("MistralForCausalLM", "MistralConfig", WINDOW, padded),
     "mixtral": Architecture("MixtralForCausalLM", "MixtralConfig", {**FEW_KEYS, "num_local_experts": 4}, padded),
     "qwen2": Architecture("Qwen2ForCausalLM", "Qwen2Config", FEW_KEYS, padded),
-    "gemma2": Architecture("Gemma2ForCausalLM", "Gemma2Config", {**FEW_KEYS, "head_dim": 8}, padded),
+    "gemma2": Architecture("Gemma2ForCausalLM", "Gemma2Config", {**WINDOW, "head_dim": 8}, padded),
     "phi3": Architecture("Phi3ForCausalLM", "Phi3Config", {**FEW_KEYS, "pad_token_id": 0}, padded),
     "mamba": Architecture("MambaForCausalLM", "MambaConfig", {**SIZES, "state_size": 4, "use_cache": False}, tokens),
     "t5 encoder": Architecture("T5EncoderModel", "T5Config", T5, padded),

@@ -41,6 +41,8 @@ class HostCallWatch:
     """Lines where the model branched on ``is_cuda``, which was false."""
     _thread: int = field(default_factory=threading.get_ident)
     _is_inside: bool = False
+    _numbers: dict[int, torch.Tensor] = field(default_factory=dict)
+    """Tensors that the call made from Python numbers, by ``id``. They lie on the host."""
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -54,13 +56,15 @@ class HostCallWatch:
             yield self._around(call.owner, call.name, call.label, functools.partial(self._refused, call))
         yield self._around(torch.Tensor, "data_ptr", "Tensor.data_ptr", self._address)
         yield self._around(torch.Tensor, "new_tensor", "Tensor.new_tensor", self._new_tensor)
-        yield self._around(torch, "tensor", "torch.tensor", self._number_on_device)
-        yield self._around(torch, "as_tensor", "torch.as_tensor", self._number_on_device)
+        for name in ("tensor", "as_tensor"):
+            yield self._around(torch, name, f"torch.{name}", self._number_on_device, self._remember_number)
         yield self._around(nn.Module, "__setattr__", "assignment", _assignment)
         yield torch.Tensor, "data", self._data_property
         yield torch.Tensor, "is_cuda", self._is_cuda_property
 
-    def _around(self, owner: Any, name: str, label: str, rule: HostCallRule) -> Replacement:
+    def _around(
+        self, owner: Any, name: str, label: str, rule: HostCallRule, then: Callable[..., None] = lambda *_, **__: None
+    ) -> Replacement:
         def make(original: Any) -> Any:
             @functools.wraps(original)
             def watched(*args: Any, **kwargs: Any) -> Any:
@@ -71,7 +75,9 @@ class HostCallWatch:
                 try:
                     self._note(label, rule(*args, **kwargs))
                     self._is_inside = rule is not _assignment
-                    return original(*args, **kwargs)
+                    result = original(*args, **kwargs)
+                    then(result, *args, **kwargs)
+                    return result
                 finally:
                     self._is_inside = False
 
@@ -114,8 +120,17 @@ class HostCallWatch:
         if call.is_legal_on_host and not self._counts(args[0] if args else None):
             return None
         if call.name == "to" and not moves_to_host(args, kwargs, by_name=not self.on_gpu):
-            return None
+            return _UPLOAD if self._sends_number(*args, **kwargs) else None
         return RawFinding(id=call.hazard, text=call.text)
+
+    def _sends_number(self, tensor: Any, target: Any = None, *args: Any, **kwargs: Any) -> bool:
+        # On a CPU the device of a tensor stands for the GPU. On a GPU the dispatcher shows the copy.
+        places = (target, kwargs.get("device"), kwargs.get("other"))
+        return id(tensor) in self._numbers and any(isinstance(place, torch.device | torch.Tensor) for place in places)
+
+    def _remember_number(self, result: Any, *args: Any, **kwargs: Any) -> None:
+        if not self.on_gpu and kwargs.get("device") is None and result.dim() == 0:
+            self._numbers[id(result)] = result
 
     def _new_tensor(self, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> RawFinding | None:
         return _UPLOAD if self._counts(tensor) else None

@@ -187,11 +187,11 @@ class RuleChecker:
         if info.is_lift:
             self._remember_number(args[0])
         found = hazards.judge(info.func, args, kwargs, self._is_number) if info.is_judged else None
+        error = found if found is not None and found.level == "error" else None
         if self._placement is not None:
-            is_refused = found is not None and found.level == "error"
-            return found if is_refused else self._placement.judge(info.short_name, _given(args, kwargs)) or found
+            return error or self._placement.judge(info.short_name, _given(args, kwargs)) or found
         # On a GPU an operation on CPU tensors alone does not wait for the device. A copy to the device does.
-        is_local = found is not None and (found.id in ("host-sync", "dynamic-shape") or info.is_lift)
+        is_local = error is not None and (error.id in ("host-sync", "dynamic-shape") or info.is_lift)
         return None if is_local and _lies_on_host(_given(args, kwargs)) else found
 
     def place(

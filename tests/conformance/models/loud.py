@@ -387,6 +387,18 @@ class NumberOnDevice(Base):
         return x * torch.tensor(2.0, device=x.device)  # HERE
 
 
+@hazard(5, audit="host-data")
+class NumberSentToDevice(Base):
+    def forward(self, x):
+        return x * torch.tensor(2.0).to(x.device)  # HERE
+
+
+@hazard(5, audit="host-data")
+class NumberSentToTensor(Base):
+    def forward(self, x):
+        return x * torch.tensor(2.0).to(x)  # HERE
+
+
 @hazard(32, **host_data)
 class CopyWithoutWaiting(Base):
     def forward(self, x):
