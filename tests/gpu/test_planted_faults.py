@@ -22,6 +22,8 @@ from pytest_cudagraph.errors import CudagraphError
 cuda_emulator = pytest.importorskip("cuda_emulator", reason="needs the emulated CUDA device: it chooses the order")
 
 SEEDS = range(12)
+MORE_SEEDS = range(60)
+"""Some faults show in few orders. The first seed that shows one is enough."""
 ROWS, FEATURES = 64, 256
 
 
@@ -122,8 +124,7 @@ def closes_while_a_replay_waits():
     graph = pool.capture(doubled, (rows(1),), {}, batch_size=ROWS)
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
-        graph(rows(3))
-        answer = [graph.replay() for _ in range(10)][-1].clone()
+        answer = graph(rows(3)).clone()
     given_back = graph._inputs.tensors[0].data_ptr()
     pool.close()
     taken = [rows(0)]
@@ -305,4 +306,4 @@ def test_without_a_fault_every_order_gives_the_right_numbers(scenario):
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
 def test_each_planted_fault_shows(fault, monkeypatch):
     fault(monkeypatch)
-    assert any(outcome(FAULTS[fault], seed) != "right" for seed in SEEDS)
+    assert any(outcome(FAULTS[fault], seed) != "right" for seed in MORE_SEEDS)
