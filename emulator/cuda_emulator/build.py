@@ -97,7 +97,7 @@ def _compile(python: Path, torch: Path, scratch: Path, made: Path) -> None:
     _runtime(include, scratch, made)
     _require_whole(symbols["libcudart.so.13"], made / "libcudart.so.13")
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        jobs = [pool.submit(_operators, torch, include, made)]
+        jobs = [pool.submit(_operators, torch, include, made), pool.submit(_nvml, include, made)]
         for soname in sorted(set(symbols) - stubs.OURS):
             jobs.append(pool.submit(_stub, soname, symbols[soname], scratch, made))
         for job in jobs:
@@ -112,6 +112,11 @@ def _runtime(include: Path, scratch: Path, made: Path) -> None:
     _run(["g++", *_FLAGS, f"-I{include}", *sources, "-o", made / "libcudart.so.13", *soname, "-ldl"])
     link = ("-Wl,-soname,libcuda.so.1", "-Wl,--no-as-needed", made / "libcudart.so.13", "-Wl,-rpath,$ORIGIN")
     _run(["g++", *_FLAGS, NATIVE / "driver_library.cpp", "-o", made / "libcuda.so.1", *link])
+
+
+def _nvml(include: Path, made: Path) -> None:
+    link = ("-Wl,-soname,libnvidia-ml.so.1", made / "libcudart.so.13", "-Wl,-rpath,$ORIGIN")
+    _run(["g++", *_FLAGS, f"-I{include}", NATIVE / "nvml.cpp", "-o", made / "libnvidia-ml.so.1", *link])
 
 
 def _operators(torch: Path, include: Path, made: Path) -> None:

@@ -1,7 +1,7 @@
 """``-p cuda_emulator.pytest_plugin``: fails a test that launched a kernel which computed nothing.
 
-Counts the launches of this process and of the processes that a test starts. A test marked ``needs_speed``,
-``needs_triton`` or ``needs_nvml`` is skipped with the marker's reason.
+Counts the launches of this process and of the processes that a test starts. A test marked ``needs_speed`` or
+``needs_triton`` is skipped with the marker's reason.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pytest
 
 import cuda_emulator
 
-MARKERS = ("needs_speed", "needs_triton", "needs_nvml")
+MARKERS = ("needs_speed", "needs_triton")
 _ELSEWHERE = pytest.StashKey[Counter]()
 """Launches of other processes: those that tests started, and the workers of pytest-xdist."""
 

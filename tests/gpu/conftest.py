@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,10 @@ def pytest_collection_modifyitems(items):
     ours = [item for item in items if HERE in item.path.parents]
     set_of_ours = set(ours)
     missing = why_no_gpu() if ours else None
+    if missing == EMULATED:
+        # On a busy machine a second thread waits for its core in each small kernel. Processes of tests inherit this.
+        torch.set_num_threads(1)
+        os.environ["OMP_NUM_THREADS"] = "1"
     in_order = iter(sorted(ours, key=_cost))
     items[:] = [next(in_order) if item in set_of_ours else item for item in items]
     for item in ours:
@@ -90,6 +95,16 @@ def reserved(backend):
 def copied():
     """A copy of what a replay returned, which the next replay overwrites."""
     return lambda output: pytree.map_tensors(torch.clone, output)
+
+
+@pytest.fixture
+def answering():
+    """``cuda_emulator.nvml.answering``: what the driver of the emulated device answers."""
+    if why_no_gpu() != EMULATED:
+        pytest.skip("the driver of a GPU answers by itself")
+    from cuda_emulator.nvml import answering
+
+    return answering
 
 
 @pytest.fixture

@@ -1,10 +1,11 @@
-"""What NVML tells is what nvidia-smi tells."""
+"""What NVML tells is what nvidia-smi tells. What the emulated device's NVML tells is what the test says."""
 
 from __future__ import annotations
 
 import shutil
 import subprocess
 
+import pynvml
 import pytest
 import torch
 
@@ -32,7 +33,7 @@ def smi():
 
 def watched():
     with PerfMonitor() as watch:
-        work = torch.randn(4096, 4096, device="cuda")
+        work = torch.randn(512, 512, device="cuda")
         for _ in range(20):
             work = (work @ work) / 64
         torch.cuda.synchronize()
@@ -81,3 +82,58 @@ def test_a_check_takes_one_more_reading_and_names_whatever_held_the_gpu():
         found = watch.check()
     first, second = watch.card.gpus[0].samples[:2]
     assert bool(found) == bool(first.slowdowns or second.slowdowns or watch.card.disturbance)
+
+
+REASONS = "nvmlDeviceGetCurrentClocksEventReasons"
+
+
+def test_a_check_names_a_throttle_while_it_lasts_and_not_after(answering):
+    with PerfMonitor() as watch:
+        before = watch.check()
+        with answering({REASONS: pynvml.nvmlClocksEventReasonSwPowerCap}):
+            during = watch.check()
+        watch.check()  # from the throttle to now
+        after = watch.check()
+    assert (before, during, after) == ("", "GPU 0 held its clocks down (power cap)", "")
+
+
+def test_a_throttle_between_two_readings_is_known_by_its_counter(answering):
+    counter = f"nvmlDeviceGetViolationStatus.{pynvml.NVML_PERF_POLICY_THERMAL}"
+    with answering({counter: 3_000_000}) as replace:
+        with PerfMonitor() as unchanged:
+            pass
+        with PerfMonitor() as grown:
+            replace({counter: 5_000_000})
+    assert unchanged.card.disturbance == ""
+    assert grown.card.disturbance == "GPU 0 held its clocks down (heat limit for 2 ms)"
+
+
+def test_another_process_is_named_and_this_one_is_not(answering):
+    assert not watched().gpus[0].is_shared
+    with answering({"nvmlDeviceGetComputeRunningProcesses": {4242: 2**30, 4243: 0}}):
+        card = watched()
+    assert card.disturbance == "GPU 0 was shared with another process"
+    assert "  shared with 2 other processes" in card.lines()
+    assert card.gpus[0].samples[-1].memory_used_bytes > 2**30
+
+
+def test_a_reading_that_the_driver_refuses_is_a_note_and_the_others_are_there(answering):
+    with answering({"nvmlDeviceGetPowerUsage": "error 4", "nvmlDeviceGetMigMode": "error 3"}):
+        card = watched()
+    assert card.notes == ("GPU 0: no power (Insufficient Permissions)",)
+    assert card.gpus[0].samples[-1].temperature_c is not None
+
+
+def test_an_older_driver_is_asked_by_the_older_name(answering):
+    older = {REASONS: "error 13", "nvmlDeviceGetCurrentClocksThrottleReasons": 8}
+    with answering(older), PerfMonitor() as watch:
+        pass
+    assert watch.card.disturbance == "GPU 0 held its clocks down (hardware slowdown)"
+
+
+def test_clocks_and_limits_that_were_set_are_described(answering):
+    answers = {"nvmlDeviceGetApplicationsClock": 800, "nvmlDeviceGetEnforcedPowerLimit": 400_000}
+    with answering(answers):
+        found, lines = device.describe("cuda"), watched().lines()
+    assert (found.clocks, found.power_limit_w) == ("application clock 800 MHz", 400)
+    assert "  power limit 400 W; by default 500 W" in lines

@@ -23,6 +23,7 @@ std::map<uintptr_t, Block>& blocks() {
   return *blocks;
 }
 size_t used_bytes[MAX_DEVICES] = {};
+bool has_context[MAX_DEVICES] = {};
 std::atomic<size_t>& total_bytes() {
   static auto* total = [] {
     const char* wanted = getenv("CUDA_EMULATOR_MEMORY");
@@ -67,6 +68,7 @@ cudaError_t allocate(void** out, size_t bytes, bool is_pinned) {
   if (!*out) return cudaErrorMemoryAllocation;
   blocks()[(uintptr_t)*out] = {bytes, mapped_bytes, device, is_pinned};
   if (!is_pinned) used_bytes[device] += bytes;
+  has_context[device] = true;
   return cudaSuccess;
 }
 
@@ -196,6 +198,11 @@ API cudaError_t cudaMemset(void* to, int value, size_t bytes) {
 API size_t cuda_emulator_used_bytes(int device) {
   Lock lock(state_mutex());
   return device >= 0 && device < MAX_DEVICES ? used_bytes[device] : 0;
+}
+// From the first memory on a device, NVML lists this process among those that use it.
+API int cuda_emulator_has_context(int device) {
+  Lock lock(state_mutex());
+  return device >= 0 && device < MAX_DEVICES && has_context[device];
 }
 API void cuda_emulator_set_memory(size_t bytes) { total_bytes() = bytes; }
 // After `allocations` more of them, `failures` allocations of device memory fail.
