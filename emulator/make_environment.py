@@ -10,7 +10,6 @@ pip's access to the package index, ``g++`` and ``binutils``.
 from __future__ import annotations
 
 import argparse
-import os
 import subprocess
 import sys
 import venv
@@ -19,10 +18,10 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
-from cuda_emulator.build import BuildError, build, require_tools  # noqa: E402
+from cuda_emulator.build import BuildError, build, index_only, require_tools  # noqa: E402
 
 TORCH = "torch==2.13.0"
-PACKAGES = ("filelock", "fsspec", "jinja2", "networkx", "numpy", "setuptools", "sympy", "typing_extensions>=4.10")
+PACKAGES = ("filelock", "fsspec", "jinja2", "networkx", "numpy", "setuptools>=77", "sympy", "typing_extensions>=4.10")
 """What torch imports, without what only a GPU needs."""
 
 
@@ -53,11 +52,9 @@ def _environment(folder: Path) -> Path:
 
 
 def _install(python: Path) -> None:
-    """The package index only: a local CPU wheel of the same version must not be taken."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
-    environment["PIP_CONFIG_FILE"] = os.devnull
+    environment = index_only()
     for arguments in (("--no-deps", TORCH), PACKAGES):
-        command = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *arguments]
+        command = [python, "-m", "pip", "install", "--quiet", "--no-warn-conflicts", *arguments]
         if subprocess.run(command, env=environment).returncode:
             raise BuildError(f"pip could not install {' '.join(arguments)}")
 

@@ -33,6 +33,14 @@ def require_tools() -> None:
         )
 
 
+def index_only() -> dict[str, str]:
+    """The environment of a pip that looks at its index only: a CPU build of torch must not be found beside it."""
+    environment = {**os.environ, "PIP_CONFIG_FILE": os.devnull}
+    for name in ("PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL"):
+        environment.pop(name, None)
+    return environment
+
+
 def build(python: Path) -> Path:
     """The folder of the libraries for the torch of an environment; compiled unless the cache has it.
 
@@ -82,9 +90,8 @@ def _headers(python: Path, scratch: Path) -> Path:
     given = os.environ.get("CUDA_INCLUDE")
     if given:
         return Path(given)
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
-    environment["PIP_CONFIG_FILE"] = os.devnull
-    _run([python, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", scratch, *HEADERS], env=environment)
+    download = [python, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", scratch]
+    _run([*download, *HEADERS], env=index_only())
     for path in scratch.glob("*.whl"):
         with zipfile.ZipFile(path) as wheel:
             wheel.extractall(scratch, [name for name in wheel.namelist() if "/include/" in name])
