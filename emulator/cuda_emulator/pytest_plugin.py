@@ -7,6 +7,7 @@ Counts the launches of this process and of the processes that a test starts. A t
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,6 +15,9 @@ from tempfile import TemporaryDirectory
 import pytest
 
 import cuda_emulator
+
+# Threads of several processes wait for each other by spinning. Read when torch is loaded, hence here.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 MARKERS = ("needs_speed", "needs_triton")
 _ELSEWHERE = pytest.StashKey[Counter]()

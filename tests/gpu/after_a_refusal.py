@@ -11,6 +11,7 @@ import sys
 
 import pytest
 import torch
+from tests.gpu.sizes import large
 
 from pytest_cudagraph.backends import open_backend
 from pytest_cudagraph.errors import CaptureRefusal
@@ -159,19 +160,19 @@ def use_generator(generator, x, kind):
 def give_memory_back(backend):
     """Refused captures of much memory, with no other graph in their pool, must not add up."""
 
-    def large(x):
-        y = torch.zeros(64 << 20, device=x.device)
+    def takes_much_memory(x):
+        y = torch.zeros(large(64 << 20), device=x.device)
         return y * x.sum().item()
 
     held = []
     for _ in range(3):
         with backend.pool() as pool, pytest.raises(CaptureRefusal):
-            pool.capture(large, (torch.ones(4, device=backend.device),), {}, batch_size=4)
+            pool.capture(takes_much_memory, (torch.ones(4, device=backend.device),), {}, batch_size=4)
         gc.collect()  # what a traceback held
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
         held.append(torch.cuda.memory_reserved())
-    print("reserved after each of three refused captures of 256 MiB:", held)
+    print("reserved after each of three refused captures:", held)
     assert held[-1] <= held[0], f"refused captures keep memory: {held}"
 
 

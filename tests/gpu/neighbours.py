@@ -10,12 +10,15 @@ import sys
 
 import pytest
 import torch
+from tests.gpu.sizes import large
 from torch import nn
 
 from pytest_cudagraph.backends import open_backend
 from pytest_cudagraph.errors import CaptureRefusal
 
-WIDTH = 4096
+
+def square_layer(x: torch.Tensor) -> nn.Linear:
+    return nn.Linear(x.shape[-1], x.shape[-1], device=x.device)
 
 
 def reads_a_scalar(x: torch.Tensor) -> torch.Tensor:
@@ -28,7 +31,7 @@ def close_a_neighbour(backend, pool, neighbour, x):
 
 def close_another_pool(backend, pool, neighbour, x):
     with backend.pool() as other:
-        other.capture(nn.Linear(WIDTH, WIDTH, device=backend.device), (x,), {}, batch_size=len(x)).replay()
+        other.capture(square_layer(x), (x,), {}, batch_size=len(x)).replay()
 
 
 def refuse_a_capture(backend, pool, neighbour, x):
@@ -41,7 +44,7 @@ def clear_all_workspaces(backend, pool, neighbour, x):
 
 
 def capture_a_later_one(backend, pool, neighbour, x):
-    pool.capture(nn.Linear(WIDTH, WIDTH, device=backend.device), (x[:1],), {}, batch_size=1).replay()
+    pool.capture(square_layer(x), (x[:1],), {}, batch_size=1).replay()
 
 
 KINDS = {
@@ -60,8 +63,8 @@ def main(kind: str) -> None:
     backend = open_backend("cuda")
     torch.manual_seed(0)
     # Few rows and a long sum: cuBLAS splits it and adds the parts in a workspace.
-    layer = nn.Linear(WIDTH, WIDTH, device=backend.device).requires_grad_(False)
-    x = torch.randn(8, WIDTH, device=backend.device)
+    x = torch.randn(8, large(4096), device=backend.device)
+    layer = square_layer(x).requires_grad_(False)
     with backend.pool() as pool:
         neighbour = pool.capture(layer, (x,), {}, batch_size=8)
         stays = pool.capture(layer, (x[:4],), {}, batch_size=4)
@@ -71,7 +74,7 @@ def main(kind: str) -> None:
         backend.synchronize()
         torch.cuda.empty_cache()
         # Takes the memory that has become free, on the streams it may have come from.
-        filled = [torch.full((4 << 20,), 7.0, device=backend.device) for _ in range(64)]
+        filled = [torch.full((large(4 << 20),), 7.0, device=backend.device) for _ in range(64)]
         for _ in range(20):
             seen = stays(x[:4])
         backend.synchronize()

@@ -10,14 +10,15 @@ from pathlib import Path
 import pytest_cudagraph
 
 HERE = Path(__file__).parent
-SOURCE = Path(pytest_cudagraph.__file__).resolve().parents[1]
+IMPORTED = (Path(pytest_cudagraph.__file__).resolve().parents[1], HERE.parents[1])
+"""The folders of the package and of ``tests``."""
 TIMEOUT_S = 180
 """Importing torch and making a context take seconds; a hanging GPU must not hang the suite."""
 
 
 def last_line_of(script: str, *arguments: str) -> str:
     """The last line the script prints; an error with all of its output where it fails."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(SOURCE), os.environ.get("PYTHONPATH", "")])}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*map(str, IMPORTED), os.environ.get("PYTHONPATH", "")])}
     command = [sys.executable, str(HERE / script), *arguments]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"

@@ -49,6 +49,7 @@ def git(project):
     return git
 
 
+@pytest.mark.needs_speed("it compares two speeds")
 @pytest.mark.slow
 def test_a_replay_of_twice_the_kernels_is_slower_than_the_base_and_an_unchanged_one_is_not(project, git):
     (project.path / "test_user.py").write_text(TESTS, encoding="utf-8")

@@ -7,6 +7,8 @@ import json
 import pytest
 import torch
 
+pytestmark = pytest.mark.needs_speed("a baseline is saved only where speed is judged")
+
 GOOD = "cudagraph(Mlp().eval(), torch.randn(1, 16), min_speedup=0.01)"
 SLOW = "cudagraph(SlowUnderCapture().eval(), torch.randn(1, 16), min_speedup=0.01)"
 GENEROUS = "--cudagraph-max-slowdown=1"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.gpu.sizes import large
 from tests.gpu.small_models import Counts, Mlp
 
 from pytest_cudagraph.capture import capture_batches
@@ -12,6 +13,12 @@ from pytest_cudagraph.errors import InputError
 
 def captured(pool, backend, model, examples):
     return capture_batches(lambda _: model, examples, pool, model=model, backend=backend)
+
+
+def wide(backend):
+    """A model and its input, of tens of MiB."""
+    features = large(1024)
+    return Mlp(features=features, width=large(4096)).cuda().eval(), torch.randn(1024, features, device=backend.device)
 
 
 def test_the_largest_batch_is_captured_first_and_every_graph_replays_what_eager_computes(backend, pool, examples):
@@ -48,18 +55,21 @@ def test_a_replay_moves_the_state_of_the_model(backend, pool, examples):
 
 
 def test_a_smaller_graph_fits_into_the_memory_the_larger_one_left(backend, reserved, examples):
-    model, rows = Mlp(features=1024, width=8192).cuda().eval(), examples(2048, 4096, features=1024)
+    features, width = large(1024), large(8192)
+    model = Mlp(features=features, width=width).cuda().eval()
+    small, big = large(2048), large(4096)
+    rows = examples(small, big, features=features)
     with backend.pool() as alone:
-        small_alone = captured(alone, backend, model, {2048: rows[2048]}).graphs[2048].receipt.memory_bytes
+        small_alone = captured(alone, backend, model, {small: rows[small]}).graphs[small].receipt.memory_bytes
     reserved()
     with backend.pool() as shared:
         graphs = captured(shared, backend, model, rows).graphs
-        assert graphs[4096].receipt.memory_bytes > small_alone
-        assert graphs[2048].receipt.memory_bytes < small_alone / 4
+        assert graphs[big].receipt.memory_bytes > small_alone
+        assert graphs[small].receipt.memory_bytes < small_alone / 4
 
 
 def test_the_memory_of_a_graph_is_the_growth_of_what_torch_has_reserved(backend, capture, reserved, pool):
-    model, row = Mlp(features=1024, width=4096).cuda().eval(), torch.randn(1024, 1024, device=backend.device)
+    model, row = wide(backend)
     capture(model, row[:1])  # whatever libraries keep for good is there afterwards
     before = reserved()
     graph = capture(model, row)
@@ -76,12 +86,12 @@ def test_the_memory_of_a_graph_is_the_growth_of_what_torch_has_reserved(backend,
 
 
 def test_a_closed_pool_gives_its_memory_back(backend, reserved):
-    model, row = Mlp(features=1024, width=4096).cuda().eval(), torch.randn(1024, 1024, device=backend.device)
+    model, row = wide(backend)
     with backend.pool() as warm:
-        warm.capture(model, (row,), {}, batch_size=1024)
+        warm.capture(model, (row,), {}, batch_size=len(row))
     before = reserved()
     with backend.pool() as pool:
-        pool.capture(model, (row,), {}, batch_size=1024)
+        pool.capture(model, (row,), {}, batch_size=len(row))
         assert reserved() > before
     assert reserved() == before
 
@@ -141,13 +151,13 @@ def test_parameters_replaced_through_data_are_not_seen(capture, copied):
 
 def test_a_replay_is_ordered_after_what_the_callers_stream_has_queued(backend, capture):
     graph = capture(lambda x: x * 2, torch.zeros(1 << 20, device="cuda"))
-    busy = torch.randn(4096, 4096, device="cuda")
+    busy = torch.randn(large(4096), large(4096), device="cuda")
     stream = torch.cuda.Stream()
     backend.synchronize()  # the capture's own work was on other streams
     with torch.cuda.stream(stream):
         x = torch.zeros(1 << 20, device="cuda")
         for _ in range(20):
-            busy = busy @ busy / 4096
+            busy = busy @ busy / len(busy)
         x.add_(3)
         seen = graph(x).clone()
     stream.synchronize()
@@ -156,12 +166,12 @@ def test_a_replay_is_ordered_after_what_the_callers_stream_has_queued(backend, c
 
 def test_one_stream_can_be_ordered_after_another_between_two_calls_of_a_graph(backend, capture, copied):
     graph = capture(lambda x: x * 2, torch.zeros(1 << 20, device="cuda"))
-    busy, first = torch.randn(4096, 4096, device="cuda"), torch.ones(1 << 20, device="cuda")
+    busy, first = torch.randn(large(4096), large(4096), device="cuda"), torch.ones(1 << 20, device="cuda")
     backend.synchronize()
     one, other = torch.cuda.Stream(), torch.cuda.Stream()
     with torch.cuda.stream(one):
         for _ in range(20):
-            busy = busy @ busy / 4096
+            busy = busy @ busy / len(busy)
         seen = copied(graph(first))
         earlier = backend.order_after(None)
     with torch.cuda.stream(other):

@@ -17,6 +17,7 @@ from pytest_cudagraph.values import Agreement
 TIME_LIMIT_S = 240
 
 pytestmark = pytest.mark.slow
+by_triton = pytest.mark.needs_triton("Inductor compiles for CUDA with Triton")
 
 
 @pytest.fixture
@@ -34,6 +35,7 @@ def compiled(backend, examples, tmp_path):
     return make
 
 
+@by_triton
 @pytest.mark.parametrize("mode", ["inductor", "aot"])
 def test_compiled_code_is_captured_proved_to_run_and_agrees_with_eager(backend, pool, compiled, mode, tmp_path):
     wake_profiler(tmp_path)
@@ -55,6 +57,7 @@ def test_compiled_code_is_captured_proved_to_run_and_agrees_with_eager(backend, 
         assert {size: code.executions(size) for size in rows} == replayed, "a replay has called the compiled code"
 
 
+@by_triton
 def test_a_compiled_graph_has_fewer_kernels_than_the_eager_one(backend, pool, compiled):
     model, rows, code = compiled("inductor")
     with code:
@@ -65,6 +68,7 @@ def test_a_compiled_graph_has_fewer_kernels_than_the_eager_one(backend, pool, co
     assert fused < plain
 
 
+@by_triton
 def test_a_package_comes_from_the_cache_the_second_time(backend, examples, compiled, tmp_path):
     model, rows, first = compiled("aot")
     second = compile_model(model, rows, "aot", backend, cache_dir=tmp_path, time_limit_s=TIME_LIMIT_S)

@@ -24,7 +24,6 @@ def test_graphs_are_checked_and_no_speed_is_judged_or_saved(project, option):
         f"--cudagraph-device={option}",
         "--cudagraph-update",
         "--cudagraph-json=run.json",
-        "--cudagraph-time-budget=1",
     )
     result.assert_outcomes(passed=1)
     result.stdout.fnmatch_lines(
@@ -43,7 +42,7 @@ def test_graphs_are_checked_and_no_speed_is_judged_or_saved(project, option):
 
 
 def test_a_wrong_replay_fails(project):
-    result = project("cudagraph(WrongUnderCapture().eval(), torch.randn(1, 16))", "--cudagraph-time-budget=1")
+    result = project("cudagraph(WrongUnderCapture().eval(), torch.randn(1, 16))")
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["E*ReplayMismatch*"])
 

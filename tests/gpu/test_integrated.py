@@ -21,7 +21,12 @@ def eager(model, x):
         return model(x)
 
 
-@pytest.mark.parametrize("mode", ["none", "default", "aot"])
+by_triton = pytest.mark.needs_triton("Inductor compiles for CUDA with Triton")
+
+
+@pytest.mark.parametrize(
+    "mode", ["none", pytest.param("default", marks=by_triton), pytest.param("aot", marks=by_triton)]
+)
 def test_graphs_serve_what_eager_gives(model, mode, tmp_path):
     with create_integrated_compiler(batch_sizes=(1, 4), cache_dir=tmp_path) as compiler:
         served = compiler.compile_model_aot(model, (torch.randn(2, 16, device="cuda"),), {"a": 1}, mode)

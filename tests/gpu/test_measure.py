@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 
+import pytest
 import torch
 from tests.gpu.small_models import Mlp
 
@@ -11,6 +12,8 @@ from pytest_cudagraph import measure, stats
 from pytest_cudagraph.measure import PerfCounterClock
 from pytest_cudagraph.measure.timer import Bounds, Timer
 from pytest_cudagraph.units import to_ns
+
+pytestmark = pytest.mark.needs_speed("it measures the GPU's time")
 
 _TRIES = 3
 """A clock that ramps up in the middle of a try moves one reading and not the other."""

@@ -6,6 +6,7 @@ import pytest
 import torch
 from tests.gpu.neighbours import KINDS
 from tests.gpu.processes import last_line_of
+from tests.gpu.sizes import large
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -14,8 +15,9 @@ def test_a_graph_that_stays_computes_as_before_and_writes_to_its_own_memory_only
 
 
 def test_a_workspace_of_cublas_lies_in_the_graphs_own_pool_and_goes_with_it(backend, reserved):
-    layer = torch.nn.Linear(4096, 4096, device=backend.device)
-    x = torch.randn(8, 4096, device=backend.device)
+    width = large(4096)
+    layer = torch.nn.Linear(width, width, device=backend.device)
+    x = torch.randn(8, width, device=backend.device)
     with torch.inference_mode():
         layer(x)  # whatever the library keeps for the caller's stream is there from now on
     with backend.pool() as warm:

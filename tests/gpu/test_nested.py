@@ -11,6 +11,8 @@ from tests.gpu.small_models import Mlp
 from pytest_cudagraph import GraphRunner
 from pytest_cudagraph.errors import CaptureRefusal
 
+by_triton = pytest.mark.needs_triton("Inductor compiles for CUDA with Triton")
+
 
 def needs_a_compiler():
     if shutil.which("gcc") is None and shutil.which("cc") is None:
@@ -30,6 +32,7 @@ def tried(capture):
     return tried
 
 
+@by_triton
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [{"mode": "reduce-overhead"}, {"options": {"triton.cudagraphs": True}}])
 def test_compiled_code_with_graphs_of_its_own_is_refused_with_the_remedy(backend, capture, how):
@@ -46,6 +49,7 @@ def test_compiled_code_with_graphs_of_its_own_is_refused_with_the_remedy(backend
     torch.testing.assert_close(capture(model, x)(x), model(x).detach())
 
 
+@by_triton
 @pytest.mark.slow
 def test_compiled_code_without_graphs_is_captured(backend, capture):
     needs_a_compiler()
@@ -55,6 +59,7 @@ def test_compiled_code_without_graphs_is_captured(backend, capture):
     torch.testing.assert_close(graph(x), model(x).detach(), rtol=1e-3, atol=1e-3)
 
 
+@by_triton
 @pytest.mark.slow
 @pytest.mark.parametrize("single", [True, False], ids=["single-threaded", "with threads"])
 def test_a_package_is_captured_if_loaded_without_threads_and_else_refused_with_the_remedy(
@@ -100,6 +105,7 @@ def test_a_runner_inside_of_the_call_gives_the_graph_its_own_operations(backend,
     assert graph.receipt.operations == capture(lambda x: model(x) + 1, x).receipt.operations
 
 
+@by_triton
 @pytest.mark.slow
 def test_compiled_code_that_has_run_its_graphs_before_is_refused_too(backend, capture):
     needs_a_compiler()

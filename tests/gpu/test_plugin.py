@@ -6,6 +6,7 @@ import ast
 import json
 import re
 
+import pytest
 import torch
 
 from pytest_cudagraph import device
@@ -14,6 +15,7 @@ from pytest_cudagraph.baseline import slug
 FAST = "cudagraph(Deep().eval(), torch.randn(1, 16))"
 
 
+@pytest.mark.needs_speed("a baseline is saved only where speed is judged")
 def test_a_launch_bound_model_passes_and_its_baseline_has_the_gpus_name(project):
     result = project(FAST, "--cudagraph-update", "--cudagraph-json=run.json")
     result.assert_outcomes(passed=1)
@@ -26,6 +28,7 @@ def test_a_launch_bound_model_passes_and_its_baseline_has_the_gpus_name(project)
     assert [batch["verdict"] for batch in written["tests"][0]["batches"]] == ["passed", "passed"]
 
 
+@pytest.mark.needs_speed("a baseline is saved only where speed is judged")
 def test_a_second_run_finds_the_first_ones_kernels_in_the_baseline(project):
     project(FAST, "--cudagraph-update").assert_outcomes(passed=1)
     project(FAST, "--cudagraph-max-slowdown=inf", "--cudagraph-json=run.json").assert_outcomes(passed=1)
@@ -34,6 +37,7 @@ def test_a_second_run_finds_the_first_ones_kernels_in_the_baseline(project):
     assert batch["baseline"]["kernels"] == batch["kernels"]
 
 
+@pytest.mark.needs_speed("a slow replay fails only where speed is judged")
 def test_a_slow_replay_fails_with_the_gpu_in_its_evidence(project):
     result = project("cudagraph(SlowUnderCapture().eval(), torch.randn(1, 16))")
     result.assert_outcomes(failed=1)
@@ -86,6 +90,7 @@ assert report.at(1).timing.device_replay is not None
     project(body).assert_outcomes(passed=1)
 
 
+@pytest.mark.needs_triton("Inductor compiles for CUDA with Triton")
 def test_a_compiled_story_shows_three_arms(project):
     result = project(FAST, "--cudagraph-compile=inductor", "--cudagraph-json=run.json", "--cudagraph-batch-sizes=2")
     result.assert_outcomes(passed=1)
@@ -94,6 +99,7 @@ def test_a_compiled_story_shows_three_arms(project):
     assert batch["verdict"] == "passed"
 
 
+@pytest.mark.needs_speed("a verdict needs a speed that is judged")
 def test_a_verdict_rests_on_a_device_that_was_its_own(project):
     """Where this fails, the card of the run says what held the GPU."""
     body = f"with PerfMonitor() as watch:\n    {FAST}\nprint(*watch.card.lines(), sep='\\n')"
@@ -111,6 +117,7 @@ def test_the_reference_workload_is_timed_beside_the_model(project):
         assert 0 < batch["reference"]["q25"] < 0.01, batch
 
 
+@pytest.mark.needs_speed("a speedup is too low only where speed is judged")
 def test_what_the_device_bounds_is_told_with_what_a_graph_could_gain_at_most(project):
     """Events tell the time of the kernels alone: a millisecond here, beside which launching them is nothing."""
     result = project("cudagraph(Waits(), torch.randn(1, 16), min_speedup=1.5)")
@@ -118,12 +125,14 @@ def test_what_the_device_bounds_is_told_with_what_a_graph_could_gain_at_most(pro
     result.stdout.fnmatch_lines(["E*SpeedupTooLow*", "E*x of at most *x: compute-bound; * by themselves"])
 
 
+@pytest.mark.needs_speed("a speedup is too low only where speed is judged")
 def test_what_launching_bounds_is_told_with_the_share_that_was_gained(project):
     result = project(FAST.removesuffix(")") + ", min_speedup=500)")
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["E*SpeedupTooLow*", "E*x of at most *x*; * kernels take * by themselves"])
 
 
+@pytest.mark.needs_speed("a marker is suggested only where speed is judged")
 def test_a_marker_is_suggested_that_this_run_would_have_met(project):
     result = project(FAST, "--cudagraph-suggest", "--cudagraph-json=run.json")
     result.assert_outcomes(passed=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from pytest_cudagraph.measure import PerfCounterClock
@@ -11,8 +12,8 @@ from pytest_cudagraph.units import to_ns
 
 def read(reference):
     readings = reference.readings()
-    readings.keep_up(to_ns(10))
-    readings.keep_up(to_ns(10))
+    for _ in range(2):  # 16 readings each, at most
+        readings.keep_up(to_ns(600))
     return readings.latency()
 
 
@@ -20,12 +21,14 @@ def test_it_is_captured_and_read(backend):
     found = read(Reference(backend, PerfCounterClock()))
     assert found is not None, "its capture was refused"
     assert found.samples >= 10
-    assert 0 < found.q25_ns <= found.median_ns < 5e6
+    assert 0 < found.q25_ns <= found.median_ns
 
 
+@pytest.mark.needs_speed("it compares latencies")
 def test_it_is_captured_again_by_every_run_and_reads_alike(backend):
     clock = PerfCounterClock()
     first, second = read(Reference(backend, clock)), read(Reference(backend, clock))
+    assert first.median_ns < 5e6
     assert 0.5 < first.q25_ns / second.q25_ns < 2, (first, second)
 
 
