@@ -20,7 +20,7 @@ WRONG = "wrong"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """What each stage must say: the id of a hazard, or nothing; a later stage whatever an earlier one has said."""
+    """What each stage of the twin must say: the id of a hazard, or nothing. After a refusal nothing is checked."""
 
     audit: str | None = None
     notes: frozenset[str] = frozenset()

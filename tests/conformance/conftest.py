@@ -1,4 +1,4 @@
-"""Where the cases run, and the three figures at the end: found, missed, false alarms."""
+"""Where the cases run, the three figures at the end (found, missed, false alarms), and the page's update."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 import torch
 from tests.conformance.stages import PROPERTY
+from tests.conformance.twin_page import PAGE, is_updating, page_with, updated
 
 from pytest_cudagraph.device import EMULATED, why_no_gpu
 
@@ -31,13 +32,18 @@ def _one_thread_and_generators_kept():
     torch.set_num_threads(threads)
 
 
-def pytest_terminal_summary(terminalreporter):
-    outcomes = Counter()
-    for report in (*terminalreporter.stats.get("passed", ()), *terminalreporter.stats.get("failed", ())):
-        outcomes.update(value for name, value in report.user_properties if name == PROPERTY)
-    for kind in sorted({kind for kind, _ in outcomes}):
-        found, missed, alarms, quiet = (outcomes[kind, each] for each in ("found", "missed", "false alarm", "clean"))
+def pytest_terminal_summary(terminalreporter, config):
+    if hasattr(config, "workerinput"):
+        return  # a worker of xdist has run only its share
+    reports = (*terminalreporter.stats.get("passed", ()), *terminalreporter.stats.get("failed", ()))
+    results = [value for each in reports for name, value in each.user_properties if name == PROPERTY]
+    for witness in sorted({witness for witness, *_ in results}):
+        outcomes = Counter(outcome for each, _, outcome, _ in results if each == witness)
+        found, missed, alarms, quiet = (outcomes[each] for each in ("found", "missed", "false alarm", "clean"))
         terminalreporter.write_line(
-            f"conformance on {kind}: found {found} of {found + missed} hazards, missed {missed}; "
+            f"conformance on {witness}: found {found} of {found + missed} hazards, missed {missed}; "
             f"{alarms} false alarms on {alarms + quiet} clean modules"
         )
+        if is_updating(witness):
+            seen = {name: words for each, name, _, words in results if each == witness}
+            PAGE.write_text(page_with(updated(witness, seen)), encoding="utf-8")

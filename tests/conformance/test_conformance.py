@@ -1,15 +1,11 @@
-"""Each module through the product's own order, on the twin and, where there is a GPU, on ``torch.cuda.graph``."""
+"""Each module through the product's own order, on the twin and, where there is a CUDA device, on its graphs."""
 
 from __future__ import annotations
 
 import pytest
 from tests.conformance.cases import CASES
-from tests.conformance.models import clean, loud, memory, quiet, silent
 from tests.conformance.stages import PROPERTY, is_marked, outcome, seen
-from tests.conformance.twin_page import cuda_says
-
-MODELS = (clean, loud, memory, quiet, silent)
-STAGES = ("eager", "audit", "capture", "check")
+from tests.conformance.twin_page import MODELS, is_updating, wanted, witness_of
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -22,27 +18,16 @@ def params():
 
 @pytest.mark.parametrize("case", [*params()])
 def test_every_stage_says_what_it_must_at_the_marked_line(case, kind, record_property):
-    found = seen(case.name, kind)
-    record_property(PROPERTY, (kind, outcome(case, found)))
-    assert {stage: found.said(stage) for stage in STAGES} == wanted(case, kind)
-    if kind == "cpu":
-        assert found.notes == case.expected.notes
+    found, witness = seen(case.name, kind), witness_of(kind)
+    record_property(PROPERTY, (witness, case.name, outcome(case, found.words, found.notes), found.words))
+    assert is_updating(witness) or found.words == wanted(case, witness)
+    assert found.eager or found.notes == case.expected.notes
     for finding in found.audit.findings:
         assert finding.site is None or is_marked(finding.site), finding
         assert finding.site is not None or not (case.has_mark and finding.level == "error"), finding
     if found.refusal is not None:
         assert (found.refusal.site is not None) == case.has_mark
         assert found.refusal.site is None or is_marked(found.refusal.site)
-
-
-def wanted(case, kind):
-    """What each stage must say. A model that raises by itself, or is not captured, comes to no later stage."""
-    said = {"eager": None, "audit": case.expected.audit, "capture": case.expected.capture, "check": case.expected.check}
-    if kind == "cuda":
-        said = {stage: cuda_says(case.name, stage, word) for stage, word in said.items()}
-    if said["eager"]:
-        return {**dict.fromkeys(STAGES), "eager": said["eager"]}
-    return {**said, "check": None} if said["capture"] else said
 
 
 def test_there_are_as_many_cases_as_were_promised():
