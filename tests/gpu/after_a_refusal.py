@@ -81,6 +81,12 @@ def waits_for_work_outside(x: torch.Tensor) -> torch.Tensor:
     return x + y
 
 
+def takes_new_memory_outside(x: torch.Tensor) -> torch.Tensor:
+    with torch.cuda.stream(other_stream()):  # more than the allocator has kept: CUDA refuses it as it does a wait
+        x.new_zeros(1 << 23)
+    return x + 1
+
+
 class DrawsOfItsOwn:
     """Draws from a generator of its own before it is refused: that one must leave the capture mode too."""
 
@@ -102,6 +108,7 @@ KINDS = {
     "swallowed": (swallows_the_refusal, "host-sync"),
     "unjoined": (leaves_a_stream_unjoined, "unknown-op"),
     "outside": (waits_for_work_outside, "unknown-op"),
+    "new-memory-outside": (takes_new_memory_outside, "unknown-op"),
     "own-generator": (DrawsOfItsOwn, "host-sync"),
 }
 

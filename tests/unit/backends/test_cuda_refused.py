@@ -195,6 +195,9 @@ def test_a_refusal_the_catalogue_does_not_know_is_told_in_cudas_words(cuda, pool
     assert raised.value.text == "operation not permitted when stream is capturing"
     assert (raised.value.operation, raised.value.hazard) == ("", "host-sync")
     assert raised.value.site.line == model.__code__.co_firstlineno + 3
+    # CUDA refuses new memory for another stream in the same words.
+    assert raised.value.fix.startswith("if this line waits for the device, ")
+    assert "; if it works on another stream, let the other stream wait" in raised.value.fix
 
 
 def test_an_error_in_warm_up_is_the_models_own(cuda, pool):

@@ -75,6 +75,11 @@ _OTHER_STREAM_FIX = (
     "let the other stream wait for the current one before its work, and the current one for it afterwards "
     "(wait_stream both ways); make streams and what runs on them outside of the call"
 )
+# CUDA refuses in the same words a wait for the device and new memory for a stream that does not capture.
+_UNSUPPORTED_FIX = (
+    "if this line waits for the device, keep its value on the device or take it out of the call; "
+    f"if it works on another stream, {_OTHER_STREAM_FIX}"
+)
 _NESTED_FIX = "capture the whole call, or replay the inner graph outside of it: a graph holds no launch of another one"
 _EMPTY_FIX = "give the fixture a callable that computes on its inputs with torch"
 _PACKAGE_FIX = (
@@ -107,7 +112,7 @@ _TEXTS = (
     _Known("RNG op during graph capture", "rng"),
     _Known("The CUDA Graph is empty", "", _EMPTY_FIX),
     _Known("Expected all tensors to be on the same device", "foreign-tensor"),
-    _Known(hazards.CAPTURE_UNSUPPORTED.text, "host-sync"),
+    _Known(hazards.CAPTURE_UNSUPPORTED.text, "host-sync", _UNSUPPORTED_FIX),
     # 902, 904 to 907 of cudaError_t
     _Known("merge of separate capture sequences", _OTHER, _OTHER_STREAM_FIX),
     _Known(hazards.CAPTURE_UNJOINED.text, _OTHER, _OTHER_STREAM_FIX),
