@@ -31,7 +31,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pytest_cudagraph.foreign import printable_lines
+from pytest_cudagraph.foreign import message_of, printable_lines
 
 if TYPE_CHECKING:
     from pytest_cudagraph.values import GraphReport, Site
@@ -155,7 +155,7 @@ def first_line(exc: BaseException) -> str:
     inner = exc
     while isinstance(getattr(inner, "inner_exception", None), BaseException):
         inner = inner.inner_exception  # type: ignore[attr-defined]
-    lines = [line.strip() for line in str(inner).splitlines() if line.strip()]
+    lines = [line.strip() for line in message_of(inner).splitlines() if line.strip()]
     name = type(inner).__name__
     if not lines:
         return name

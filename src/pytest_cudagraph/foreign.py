@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import reprlib
+from typing import Any
+
+_SHOWN = reprlib.Repr()
+_SHOWN.maxlist = _SHOWN.maxtuple = _SHOWN.maxdict = _SHOWN.maxset = _SHOWN.maxfrozenset = 20
+_SHOWN.maxstring = _SHOWN.maxother = _SHOWN.maxlong = 200
+
 
 def printable(text: str) -> str:
     """One line of text. Line breaks, terminal escapes and what UTF-8 cannot hold become a question mark."""
@@ -11,3 +18,20 @@ def printable(text: str) -> str:
 def printable_lines(text: str) -> str:
     """Lines of text, each as :func:`printable` shows it. Tabs become spaces."""
     return "\n".join(map(printable, text.expandtabs().split("\n")))
+
+
+def value_text(value: Any) -> str:
+    """``repr(value)`` on one line, shortened. A value whose own ``__repr__`` raises is shown by its class."""
+    try:
+        return printable(_SHOWN.repr(value).replace("\n", " "))
+    # A value may raise anything. The message about it must still be read.
+    except Exception:
+        return f"<{type(value).__name__}>"
+
+
+def message_of(error: BaseException) -> str:
+    """``str(error)``. Empty if the error's own ``__str__`` raises."""
+    try:
+        return str(error)
+    except Exception:
+        return ""

@@ -3,12 +3,15 @@ from __future__ import annotations
 import gc
 import math
 import random
+import sys
 import time
 from collections import Counter
 
 import pytest
 from tests.fake_clock import FakeClock
 
+from pytest_cudagraph.compile import time_limit
+from pytest_cudagraph.errors import CudagraphError
 from pytest_cudagraph.measure import Arms, Bounds, PerfCounterClock, measure_arms, timer
 from pytest_cudagraph.measure.sampling import block_size
 from pytest_cudagraph.protocols import Clock
@@ -735,3 +738,33 @@ def test_real_time_gives_a_result():
     )
     assert timing.decision == "pass"
     assert timing.inner_calls > 1
+
+
+@pytest.fixture
+def frozen_time(monkeypatch):
+    """As freezegun does it: every name of every module that is a clock of :mod:`time` becomes one that stands."""
+    real = [time.perf_counter_ns, time.perf_counter, time.monotonic, time.monotonic_ns]
+    for module in list(sys.modules.values()):
+        for name, value in list(vars(module).items()):
+            if any(value is each for each in real):
+                monkeypatch.setattr(module, name, lambda: 0)
+
+
+def test_frozen_time_stops_neither_the_bound_of_a_measurement_nor_of_a_compile(frozen_time):
+    clock, deadline = PerfCounterClock(), time_limit.Deadline(60.0)
+    assert time.perf_counter_ns() == time.monotonic() == 0
+    before_ns = clock.now_ns()
+    while clock.now_ns() == before_ns:
+        pass
+    while deadline.remaining_s == 60.0:
+        pass
+
+
+def test_a_clock_that_stands_still_is_an_error_by_name(monkeypatch):
+    monkeypatch.setattr(timer, "_STOPPED_SAMPLES", 1000)
+    with pytest.raises(CudagraphError) as raised:
+        run(0.0, 0.0)
+    assert str(raised.value) == (
+        "a measurement needs a clock that advances; FakeClock stood still for 1000 samples: something replaced "
+        "time.perf_counter_ns before this plugin was loaded (freezegun, a mock); measure outside of it"
+    )

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from pytest_cudagraph import pytree
 from pytest_cudagraph.errors import CudagraphError, InputError
@@ -36,6 +37,11 @@ def check_output(output: Any) -> list[torch.Tensor]:
                 "output at every replay; return a list or a tuple"
             )
     tensors = [leaf for _, leaf in named if isinstance(leaf, torch.Tensor)]
+    if any(isinstance(tensor, FakeTensor) for tensor in tensors):
+        raise InputError(
+            "the output holds a fake tensor, which has no values; return tensors that were computed outside of a "
+            "FakeTensorMode"
+        )
     if not tensors:
         raise InputError(
             f"the output ({type(output).__name__}) holds no tensor that a replay could renew; "

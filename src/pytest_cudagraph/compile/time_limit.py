@@ -38,12 +38,18 @@ class TimeIsUp(BaseException):
     """Interrupts a compile. A BaseException, so that ``except Exception`` in a compiler does not catch it."""
 
 
+class _SteadyClock:
+    """Not a name of the module: freezegun would replace it there and stop every time limit."""
+
+    now_s = staticmethod(time.monotonic)
+
+
 class Deadline:
     """The end of the time for all compiles of one model."""
 
     def __init__(self, limit_s: float) -> None:
         self.limit_s = limit_s
-        self._started_s = time.monotonic()
+        self._started_s = _SteadyClock.now_s()
 
     @property
     def ends_s(self) -> float:
@@ -53,11 +59,11 @@ class Deadline:
     @property
     def remaining_s(self) -> float:
         """Seconds left, at least 0."""
-        return max(0.0, self.ends_s - time.monotonic())
+        return max(0.0, self.ends_s - _SteadyClock.now_s())
 
     def timeout(self, mode: str, batch_size: int) -> CompileTimeout:
         """The error for a compile that reached the deadline."""
-        used = seconds_text(to_ns(time.monotonic() - self._started_s))
+        used = seconds_text(to_ns(_SteadyClock.now_s() - self._started_s))
         return CompileTimeout(
             f"compile={mode!r} was stopped at batch {batch_size} after {used}: "
             f"the limit for all batch sizes of a model together is {seconds_text(to_ns(self.limit_s))}\n"
@@ -136,7 +142,7 @@ class _Alarm:
             return
         self._others = {child.pid for child in psutil.Process().children(recursive=True)}
         delay_s, self._other_interval_s = signal.setitimer(signal.ITIMER_REAL, 0)
-        self._other_due_s = time.monotonic() + delay_s if delay_s else None
+        self._other_due_s = _SteadyClock.now_s() + delay_s if delay_s else None
         self._handler = signal.signal(signal.SIGALRM, self._ring)
         self._is_set = True
         self._arm(self._ends_s)
@@ -148,19 +154,19 @@ class _Alarm:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, self._handler)
         if self._other_due_s is not None:
-            left_s = max(self._other_due_s - time.monotonic(), _SHORTEST_S)
+            left_s = max(self._other_due_s - _SteadyClock.now_s(), _SHORTEST_S)
             signal.setitimer(signal.ITIMER_REAL, left_s, self._other_interval_s)
         if self.rang:
             _forget_workers()
 
     def _arm(self, own_due_s: float) -> None:
         due_s = own_due_s if self._other_due_s is None else min(own_due_s, self._other_due_s)
-        signal.setitimer(signal.ITIMER_REAL, max(due_s - time.monotonic(), _SHORTEST_S))
+        signal.setitimer(signal.ITIMER_REAL, max(due_s - _SteadyClock.now_s(), _SHORTEST_S))
 
     def _ring(self, number: int, frame: FrameType | None) -> None:
         if not self._is_set:
             return
-        now_s = time.monotonic()
+        now_s = _SteadyClock.now_s()
         if self._other_due_s is not None and now_s >= self._other_due_s:
             self._other_due_s = now_s + self._other_interval_s if self._other_interval_s else None
             self._arm(max(self._ends_s, now_s + _AGAIN_S))  # first, because the handler may raise
@@ -172,7 +178,7 @@ class _Alarm:
         self.rang = True
         signal.setitimer(signal.ITIMER_REAL, 0)  # no alarm while killing
         _kill_compilers(self._others)
-        self._arm(time.monotonic() + _AGAIN_S)
+        self._arm(_SteadyClock.now_s() + _AGAIN_S)
         raise TimeIsUp
 
 

@@ -9,6 +9,7 @@ import torch
 
 from pytest_cudagraph import pytree
 from pytest_cudagraph.errors import InputError
+from pytest_cudagraph.foreign import value_text
 from pytest_cudagraph.inputs.example import Example, argument_name, check_leaves, check_one_device
 
 DEFAULT_DIM = 0
@@ -32,7 +33,7 @@ def batch_dims(example: Example, batch_dim: Any) -> list[int | None]:
     if isinstance(batch_dim, dict):
         return _matched(DEFAULT_DIM, of_args, "batch_dim") + _matched(batch_dim, of_kwargs, "batch_dim")
     if not isinstance(batch_dim, tuple | list):
-        raise InputError(f"batch_dim={batch_dim!r} is a {type(batch_dim).__name__}: {_TAKES}")
+        raise InputError(f"batch_dim={value_text(batch_dim)} is a {type(batch_dim).__name__}: {_TAKES}")
     return _from_sequence(batch_dim, of_args, of_kwargs)
 
 
@@ -51,14 +52,18 @@ def _matched(entry: Any, structure: pytree.Structure, where: str) -> list[int | 
         return [entry] * len(pytree.paths(structure))
     children = structure.children
     if not isinstance(entry, dict | tuple | list):
-        raise InputError(f"{where}={entry!r} is a {type(entry).__name__}: {_TAKES}")
+        raise InputError(f"{where}={value_text(entry)} is a {type(entry).__name__}: {_TAKES}")
     needs = object if isinstance(entry, dict) else tuple | list
     if structure.node is None or not issubclass(structure.node, needs):
-        raise InputError(f"{where}={entry!r} does not match the example, which has {_kind(structure)} there: {_TAKES}")
+        raise InputError(
+            f"{where}={value_text(entry)} does not match the example, which has {_kind(structure)} there: {_TAKES}"
+        )
     if isinstance(entry, dict):
         return _matched_names(entry, structure, where)
     if len(entry) != len(children):
-        raise InputError(f"{where}={entry!r} has {len(entry)} entries, but the example has {len(children)}: {_TAKES}")
+        raise InputError(
+            f"{where}={value_text(entry)} has {len(entry)} entries, but the example has {len(children)}: {_TAKES}"
+        )
     pairs = zip(entry, children, strict=True)
     return [dim for position, (e, c) in enumerate(pairs) for dim in _matched(e, c, f"{where}[{position}]")]
 
@@ -69,7 +74,7 @@ def _matched_names(entry: dict[Any, Any], structure: pytree.Structure, where: st
     unknown = [key for key in entry if f"[{key!r}]" not in steps and f".{key}" not in steps]
     if unknown:
         there = ", ".join(step.strip("[].'") for step in steps) or "none"
-        raise InputError(f"{where} names {unknown[0]!r}, but the example has only {there} there: {_TAKES}")
+        raise InputError(f"{where} names {value_text(unknown[0])}, but the example has only {there} there: {_TAKES}")
     by_step = {f"[{key!r}]": (key, sub) for key, sub in entry.items()}
     by_step |= {f".{key}": (key, sub) for key, sub in entry.items()}
     found: list[int | None] = []
@@ -138,12 +143,12 @@ def check_sizes(batch_sizes: Any) -> None:
     """Raise :class:`InputError` unless these are one or more distinct positive ints."""
     takes = "batch sizes must be distinct positive ints, such as [1, 8]"
     if isinstance(batch_sizes, str) or not isinstance(batch_sizes, Sequence):
-        raise InputError(f"{takes}, found {batch_sizes!r}")
+        raise InputError(f"{takes}, found {value_text(batch_sizes)}")
     if not batch_sizes:
         raise InputError(f"{takes}, found none")
     for size in batch_sizes:
         if not isinstance(size, int) or isinstance(size, bool):
-            raise InputError(f"{takes}, found {size!r}, a {type(size).__name__}")
+            raise InputError(f"{takes}, found {value_text(size)}, a {type(size).__name__}")
         if size < 1:
             raise InputError(f"{takes}, found {size}")
         if list(batch_sizes).count(size) > 1:
@@ -214,12 +219,13 @@ def _at_size(batched: _Batched, size: int) -> Example:
 def _allocated(tensor: torch.Tensor, dim: int, size: int) -> torch.Tensor:
     try:
         return _resized(tensor, dim, size)
-    except RuntimeError as error:  # not enough memory, or more elements than torch can count
+    # Not enough memory, or more elements than torch or a C integer can count.
+    except (RuntimeError, OverflowError, MemoryError) as error:
         shape = [*tensor.shape[: dim % tensor.ndim], size, *tensor.shape[dim % tensor.ndim + 1 :]]
         raise InputError(
             f"batch size {size}: an input of shape {tuple(shape)} cannot be made ({str(error).splitlines()[0]}): "
             "give smaller batch sizes"
-        ) from error
+        ) from None
 
 
 @torch.no_grad()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from pytest_cudagraph import pytree
 from pytest_cudagraph.errors import InputError
@@ -49,6 +50,11 @@ def check_leaves(example: Example) -> None:
             raise InputError(
                 f"{name} is a {type(leaf).__name__}, which the first call would use up, but there are many calls: "
                 "pass a list or a tuple"
+            )
+        if isinstance(leaf, torch.Tensor) and (leaf.is_quantized or isinstance(leaf, FakeTensor)):
+            kind, remedy = ("quantized", "as .dequantize()") if leaf.is_quantized else ("fake", "with values")
+            raise InputError(
+                f"{name} is a {kind} tensor, but graphs take only tensors whose values can be set: pass it {remedy}"
             )
         if isinstance(leaf, torch.Tensor) and (leaf.is_nested or leaf.layout is not torch.strided):
             layout = "nested" if leaf.is_nested else str(leaf.layout).removeprefix("torch.")

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from pytest_cudagraph.errors import CudagraphError
 from pytest_cudagraph.protocols import Clock
 from pytest_cudagraph.stats import summaries
 from pytest_cudagraph.units import NS_PER_S, latency_text, seconds_text
@@ -16,6 +17,9 @@ from pytest_cudagraph.values import Interval
 
 ArmName = Literal["eager", "replay", "compiled"]
 Call = Callable[[], object]
+
+_STOPPED_SAMPLES = 100_000
+"""A sample takes microseconds, and no clock is coarser than 16 ms: some thousand samples."""
 
 _FIRST_SHARE = 0.25
 """The share of the time budget that a measurement may take without extension."""
@@ -51,9 +55,8 @@ class PerfCounterClock:
         """The resolution that the operating system states, without the cost of reading."""
         return time.get_clock_info("perf_counter").resolution * NS_PER_S
 
-    def now_ns(self) -> int:
-        """Nanoseconds from an arbitrary start."""
-        return time.perf_counter_ns()
+    now_ns = staticmethod(time.perf_counter_ns)
+    """Nanoseconds from an arbitrary start. Taken here, so that a test that freezes the time cannot stop a bound."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -71,6 +74,8 @@ class Timer:
     """The last duration of ``prepare``."""
     extended: bool = False
     start_ns: int = field(init=False)
+    samples_without_time: int = 0
+    """Samples in a row during which the clock did not move."""
 
     def __post_init__(self) -> None:
         self.start_ns = self.clock.now_ns()
@@ -91,8 +96,22 @@ class Timer:
         for _ in repeats:
             call()
         self.synchronize()
+        elapsed_ns = now_ns() - start_ns
+        if not elapsed_ns:
+            self._count_without_time()
+        else:
+            self.samples_without_time = 0
         # An interval below the clock's resolution reads 0, which has no logarithm.
-        return max(now_ns() - start_ns, self.clock.resolution_ns, 1.0) / self.inner_calls
+        return max(elapsed_ns, self.clock.resolution_ns, 1.0) / self.inner_calls
+
+    def _count_without_time(self) -> None:
+        self.samples_without_time += 1
+        if self.samples_without_time >= _STOPPED_SAMPLES:
+            raise CudagraphError(
+                f"a measurement needs a clock that advances; {type(self.clock).__name__} stood still for "
+                f"{_STOPPED_SAMPLES} samples: something replaced time.perf_counter_ns before this plugin was loaded "
+                "(freezegun, a mock); measure outside of it"
+            )
 
     def fits(self, expected_ns: float) -> bool:
         """Whether work of this duration ends within the bound; extends the bound once if that is enough."""

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from pytest_cudagraph.errors import InputError
+from pytest_cudagraph.foreign import value_text
 from pytest_cudagraph.monitor.card import HostSample, PerfCard
 from pytest_cudagraph.monitor.readings import HostReader, watched_gpus
 from pytest_cudagraph.protocols import Clock
@@ -35,6 +36,7 @@ class PerfMonitor:
     """
 
     def __init__(self, *, clock: Clock | None = None, every_s: float | None = None, waiting_processes: int = 0) -> None:
+        __tracebackhide__ = True
         if every_s is not None:
             _check_seconds(every_s)
         self._every_s = every_s
@@ -49,6 +51,9 @@ class PerfMonitor:
         self._started_ns = 0
 
     def __enter__(self) -> PerfMonitor:
+        __tracebackhide__ = True
+        if self._gpus is not None:
+            raise InputError("one block at a time can use a PerfMonitor; found a block inside its own: make two")
         self._card, self._hosts = None, []
         self._gpus = watched_gpus(self._waiting)
         self.sample()
@@ -71,6 +76,7 @@ class PerfMonitor:
 
     def sample(self) -> None:
         """Take one more reading. It takes about a millisecond for each GPU: do not call it in timed code."""
+        __tracebackhide__ = True
         if self._gpus is None:
             raise RuntimeError("PerfMonitor.sample() works only inside the with block")
         with self._lock:
@@ -87,15 +93,17 @@ class PerfMonitor:
     @property
     def card(self) -> PerfCard:
         """The readings. Raises :class:`RuntimeError` before the block has ended."""
+        __tracebackhide__ = True
         if self._card is None:
             raise RuntimeError("PerfMonitor.card is available after the with block")
         return self._card
 
 
 def _check_seconds(every_s: Any) -> None:
+    __tracebackhide__ = True
     is_number = isinstance(every_s, (int, float)) and not isinstance(every_s, bool)
     if not is_number or not 0 < every_s < threading.TIMEOUT_MAX:
-        raise InputError(f"every_s must be a number of seconds above 0, or None; found {every_s!r}")
+        raise InputError(f"every_s must be a number of seconds above 0, or None; found {value_text(every_s)}")
 
 
 class _Poller:

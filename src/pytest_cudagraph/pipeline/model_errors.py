@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from pytest_cudagraph import hazards, sources, state
 from pytest_cudagraph.errors import CaptureFailed, CompileFailed, CudagraphError, EagerFailed, GraphTestFailure
+from pytest_cudagraph.foreign import message_of
 from pytest_cudagraph.protocols import Model
 from pytest_cudagraph.sources.syntax import assigned_at
 from pytest_cudagraph.values import Agreement, Disagreement, GateName, Judgement, Site, Verdict
@@ -77,7 +78,7 @@ def failure_in(stage: str, error: Exception) -> tuple[GraphTestFailure, Judgemen
     if site is None or isinstance(error, CudagraphError) or stage not in _STAGES:
         return None
     failure, gate, verdict, when = _STAGES[stage]
-    raised = ": ".join([type(error).__name__, *str(error).splitlines()[:1]])
+    raised = ": ".join([type(error).__name__, *message_of(error).splitlines()[:1]])
     reason = f"the model raised {raised} {when}"
     evidence = (f"at {sources.describe(site)}", "its first call at each batch size went well")
     error.__traceback__ = _from_the_model(error.__traceback__)

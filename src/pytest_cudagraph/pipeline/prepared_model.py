@@ -12,6 +12,7 @@ import torch
 from pytest_cudagraph import inputs, pytree, sources, state
 from pytest_cudagraph.backends.buffers import check_output
 from pytest_cudagraph.errors import EagerFailed, InputError
+from pytest_cudagraph.foreign import message_of, value_text
 from pytest_cudagraph.inputs import Example
 from pytest_cudagraph.inputs.example import map_example
 from pytest_cudagraph.protocols import Backend, Model
@@ -55,7 +56,7 @@ def _check_call(call: ModelCall) -> None:
     # Values are left out of the message: a tensor fills a screen.
     keys = list(kwargs) if isinstance(kwargs, Mapping) else [type(kwargs).__name__]
     if not isinstance(kwargs, Mapping) or not all(isinstance(key, str) for key in keys):
-        found = ", ".join(map(str, keys))
+        found = ", ".join(key if isinstance(key, str) else value_text(key) for key in keys)
         raise InputError(f"kwargs takes a mapping of argument names to values; found {found}")
 
 
@@ -99,8 +100,9 @@ def _call_example(model: Model, batch_size: int, example: Example, resizing: inp
     __tracebackhide__ = True
     # On copies: the examples must not change when a model writes to its inputs or removes items of a dict.
     given = inputs.clone(example)
+    tensors = inputs.named_tensors(given)
     try:
-        return model(*given.args, **given.kwargs)
+        output = model(*given.args, **given.kwargs)
     # Whatever the model raises is reported as its own failure in eager mode, with the cause.
     except Exception as error:
         site = sources.user_site_of(error)
@@ -117,10 +119,22 @@ def _call_example(model: Model, batch_size: int, example: Example, resizing: inp
         )
         failure.own = error.with_traceback(_from_the_model(error))
         raise failure from error
+    _check_sizes(batch_size, example, tensors)
+    return output
+
+
+def _check_sizes(batch_size: int, example: Example, called: Mapping[str, torch.Tensor]) -> None:
+    """Refuse a model that resizes its inputs: a graph reads them at fixed addresses, in fixed sizes."""
+    for name, before in inputs.named_tensors(example).items():
+        if called[name].shape != before.shape:
+            raise InputError(
+                f"batch {batch_size}: a graph reads inputs of fixed sizes; the model resizes {name} from "
+                f"{tuple(before.shape)} to {tuple(called[name].shape)}: let it work on a copy ({name}.clone())"
+            )
 
 
 def _error_text(error: BaseException) -> str:
-    return ": ".join([type(error).__name__, *str(error).splitlines()[:1]])
+    return ": ".join([type(error).__name__, *message_of(error).splitlines()[:1]])
 
 
 def _circumstances(batch_size: int, resizing: inputs.Resizing | None) -> list[str]:
@@ -138,7 +152,7 @@ def _circumstances(batch_size: int, resizing: inputs.Resizing | None) -> list[st
 def _hints(error: BaseException) -> list[str]:
     """The inference mode of the run, where it may be the cause."""
     hints = []
-    if any(word in str(error) for word in ("requires_grad", "require grad", "Inference tensors")):
+    if any(word in message_of(error) for word in ("requires_grad", "require grad", "Inference tensors")):
         hints.append("models run under torch.inference_mode() here: what a graph serves has no backward pass")
     return hints
 

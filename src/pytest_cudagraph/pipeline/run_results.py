@@ -129,8 +129,12 @@ class CompiledModel:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
-        batch_size = inputs.example_batch_size(inputs.Example(args=args, kwargs=kwargs), self._batch_dim)
-        return self.for_batch(batch_size)(*args, **kwargs)
+        try:
+            batch_size = inputs.example_batch_size(inputs.Example(args=args, kwargs=kwargs), self._batch_dim)
+            compiled = self.for_batch(batch_size)
+        except InputError as mistake:
+            raise mistake.with_traceback(None) from None
+        return compiled(*args, **kwargs)
 
 
 class Graphs(Mapping[int, Callable[..., Any]]):

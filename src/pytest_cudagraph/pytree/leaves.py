@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from pytest_cudagraph.errors import InputError
 from pytest_cudagraph.pytree.containers import KeyOrder, known_node, node_of
 
 
@@ -49,10 +50,22 @@ EMPTY_DICT = Structure(dict, ((), KeyOrder()), ())
 _structure = tuple.__new__  # twice as fast as the constructor of a named tuple
 
 
+_TOO_DEEP = (
+    "containers of arguments and outputs may be nested some hundred levels deep; found one that holds itself, or is "
+    "nested deeper: pass flat lists or dicts of tensors"
+)
+
+
 def flatten(value: Any) -> tuple[list[Any], Structure]:
-    """The leaves of ``value``, and the structure that rebuilds it."""
+    """The leaves of ``value``, and the structure that rebuilds it.
+
+    Raises :class:`~pytest_cudagraph.errors.InputError` for containers that are nested without end.
+    """
     leaves: list[Any] = []
-    return leaves, _collect(value, leaves)
+    try:
+        return leaves, _collect(value, leaves)
+    except RecursionError:
+        raise InputError(_TOO_DEEP) from None
 
 
 def unflatten(structure: Structure, leaves: Iterable[Any]) -> Any:

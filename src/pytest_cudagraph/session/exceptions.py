@@ -26,7 +26,8 @@ def hide_plugin_frames(
     """Hide the plugin's frames between the test's line and the message, and keep the partial report for the summary.
 
     An exception of the model in eager mode is raised unchanged, so that a test can expect it. Its circumstances are
-    added as notes. Any other exception is an error of the plugin and keeps its frames.
+    added as notes. So is an exception that other code of the user raised, such as a ``__repr__``. Any other exception
+    is an error of the plugin and keeps its frames.
     """
 
     @functools.wraps(method)
@@ -47,12 +48,30 @@ def hide_plugin_frames(
             if mistake.report is not None:
                 context.keep(mistake.report)
             raise mistake.with_traceback(None) from mistake.__cause__
+        except Exception as error:
+            if not _begin_at_user(error):
+                raise
+            own = error
         finally:
             context.progress("")
         # Outside the handler, so that its context and cause do not change.
         raise own
 
     return call
+
+
+def _begin_at_user(error: Exception) -> bool:
+    """Let the traceback begin at the user's first line below the plugin. False where no code of the user raised."""
+    from pytest_cudagraph import sources
+
+    site = sources.raised_in_user_code(error)
+    if site is None:
+        return False
+    error.__traceback__ = site
+    if error.__context__ is not None and sources.raised_in_user_code(error.__context__) is None:
+        # What the plugin was doing when the user's code was called.
+        error.__suppress_context__ = True
+    return True
 
 
 @contextmanager

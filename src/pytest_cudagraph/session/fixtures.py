@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_cudagraph.errors import InputError
+from pytest_cudagraph.foreign import value_text
 from pytest_cudagraph.session.context import FixtureContext
 from pytest_cudagraph.settings.case import CallSettings, ModelCall
 
@@ -27,7 +28,9 @@ def _refuse(unknown: Mapping[str, Any], fixture: str, call: Callable[..., Any]) 
         return
     takes = [each.name for each in inspect.signature(call).parameters.values() if each.kind is each.KEYWORD_ONLY]
     # Values are shown only where they are short: a tensor fills a screen.
-    shown = {name: repr(value) if isinstance(value, (bool, int, float)) else "..." for name, value in unknown.items()}
+    shown = {
+        name: value_text(value) if isinstance(value, (bool, int, float)) else "..." for name, value in unknown.items()
+    }
     found = ", ".join(f"{name}={text}" for name, text in shown.items())
     given = ", ".join(f"{name!r}: {text}" for name, text in shown.items())
     near = [match for name in unknown for match in difflib.get_close_matches(name, takes, n=1, cutoff=0.75)]
@@ -41,7 +44,9 @@ def _refuse(unknown: Mapping[str, Any], fixture: str, call: Callable[..., Any]) 
 def _call(
     model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None, batch_dim: Any, settings: CallSettings
 ) -> ModelCall:
-    return ModelCall(model=model, args=args, kwargs=kwargs or {}, batch_dim=batch_dim, settings=settings)
+    return ModelCall(
+        model=model, args=args, kwargs={} if kwargs is None else kwargs, batch_dim=batch_dim, settings=settings
+    )
 
 
 class Cudagraph:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from pytest_cudagraph.errors import InputError
+from pytest_cudagraph.foreign import value_text
 from pytest_cudagraph.settings.marks import MARK_PARSERS, MarkSettings
 from pytest_cudagraph.settings.options import DeviceOption, Settings
 from pytest_cudagraph.settings.parsing import check_covered, min_speedups, name
@@ -75,7 +76,7 @@ def _parse_argument(key: str, parse: Callable[[Any], Any], value: Any) -> Any:
     try:
         return parse(value)
     except ValueError as allowed:
-        raise InputError(f"{key} takes {allowed}; found {value!r}") from None
+        raise InputError(f"{key} takes {allowed}; found {value_text(value)}") from None
 
 
 def make_case(nodeid: str, call: CallSettings, mark: MarkSettings, settings: Settings) -> Case:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_cudagraph.foreign import value_text
 from pytest_cudagraph.settings.options import COMPILE_MODES, DEVICES, DeviceOption
 from pytest_cudagraph.settings.parsing import (
     check_covered,
@@ -94,9 +95,8 @@ def read_marks(item: pytest.Item) -> MarkSettings:
 def _read_mark(nodeid: str, mark: pytest.Mark) -> dict[str, Any]:
     name = f"{nodeid}: @pytest.mark.{MARK}"
     if mark.args:
-        raise pytest.UsageError(
-            f"{name} takes no positional arguments; found {mark.args[0]!r}; write min={mark.args[0]!r}"
-        )
+        found = value_text(mark.args[0])
+        raise pytest.UsageError(f"{name} takes no positional arguments; found {found}; write min={found}")
     parsed = {}
     for key, value in mark.kwargs.items():
         if key not in MARK_PARSERS:
@@ -104,5 +104,5 @@ def _read_mark(nodeid: str, mark: pytest.Mark) -> dict[str, Any]:
         try:
             parsed[key] = MARK_PARSERS[key](value)
         except ValueError as allowed:
-            raise pytest.UsageError(f"{name}: {key} takes {allowed}; found {value!r}") from None
+            raise pytest.UsageError(f"{name}: {key} takes {allowed}; found {value_text(value)}") from None
     return parsed

@@ -12,7 +12,7 @@ from typing import Any
 
 def one_of(*allowed: str) -> Callable[[Any], str]:
     def parse(value: Any) -> str:
-        if value not in allowed:
+        if not isinstance(value, str) or value not in allowed:
             raise ValueError(f"one of {', '.join(allowed)}")
         return str(value)
 
@@ -58,7 +58,8 @@ def _float(value: Any) -> float:
     """The value as a number; NaN where it is not a number."""
     try:
         return math.nan if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError, OverflowError):
+    # Its own __float__ may raise anything.
+    except Exception:
         return math.nan
 
 
@@ -94,7 +95,8 @@ def min_speedups(value: Any) -> float | dict[int, float]:
     if not isinstance(value, Mapping):
         return factor(value)
     try:
-        sizes = distinct_sizes(list(value))
+        # Keys are numbers, unlike the parts of a text "1,2": the mapping is read by them.
+        sizes = distinct_sizes(list(value) if all(isinstance(size, int) for size in value) else ())
         return {size: factor(value[size]) for size in sizes}
     except ValueError:
         raise ValueError("a number above 0, or {batch size: number above 0}") from None

@@ -4,10 +4,20 @@ from pytest_cudagraph.sources.user_lines import (
     Sites,
     describe,
     origin_of,
+    raised_in_user_code,
     user_frame,
     user_site,
     user_site_of,
     user_sites,
 )
 
-__all__ = ["Sites", "describe", "origin_of", "user_frame", "user_site", "user_site_of", "user_sites"]
+__all__ = [
+    "Sites",
+    "describe",
+    "origin_of",
+    "raised_in_user_code",
+    "user_frame",
+    "user_site",
+    "user_site_of",
+    "user_sites",
+]

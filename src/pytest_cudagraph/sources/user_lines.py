@@ -86,6 +86,17 @@ def user_site_of(exc: BaseException) -> Site | None:
     return None
 
 
+def raised_in_user_code(exc: BaseException) -> TracebackType | None:
+    """The traceback from the first user line on. None unless a user line raised it."""
+    first: TracebackType | None = None
+    traceback, is_user = exc.__traceback__, False
+    while traceback is not None:
+        is_user = origin_of(traceback.tb_frame.f_code.co_filename) != "machinery"
+        first = first or (traceback if is_user else None)
+        traceback = traceback.tb_next
+    return first if is_user else None
+
+
 def describe(site: Site) -> str:
     """``model.py:20 in forward: return x.item()``. A path below the working folder is relative."""
     inside = f" in {site.function}" if site.function else ""

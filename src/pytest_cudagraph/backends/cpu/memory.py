@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -224,11 +225,17 @@ def names_of(model: Callable[..., Any]) -> dict[int, str]:
     with torch._C.DisableTorchFunctionSubclass():
         for prefix, part in module.named_modules():
             for name, value in _held(part):
-                for tensor in tensors_of(value):
-                    key = storage_key(tensor)
-                    if key is not None:
-                        names.setdefault(key, f"{prefix}.{name}" if prefix else name)
+                _add(names, value, f"{prefix}.{name}" if prefix else name)
     return names
+
+
+def _add(names: dict[int, str], value: Any, name: str) -> None:
+    # A container that holds itself has no end.
+    with contextlib.suppress(RecursionError):
+        for tensor in tensors_of(value):
+            key = storage_key(tensor)
+            if key is not None:
+                names.setdefault(key, name)
 
 
 def _held(module: nn.Module) -> Iterable[tuple[str, Any]]:
