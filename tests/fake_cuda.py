@@ -53,6 +53,7 @@ class FakeCuda:
         self.failures = dict(failures or {})
         self.underway = []
         self.shares = {}
+        self.refused_into, self.is_pool_broken = set(), False
         self.generator_is_capturing = False
         self.capturing = None
         self.is_invalidated = False
@@ -127,6 +128,8 @@ class FakeCuda:
         self.note("empty_cache")
         if self.underway:
             raise RuntimeError(UNDERWAY)
+        if self.is_pool_broken:
+            raise RuntimeError("it->second->use_count == 0 INTERNAL ASSERT FAILED at CUDACachingAllocator.cpp")
 
     def set_stream(self, stream):
         self.stream_now = stream
@@ -139,10 +142,14 @@ class FakeCuda:
     def memory_snapshot(self):
         if self.allocator != "native":
             raise RuntimeError(f"Calling snapshot with backend:{self.allocator} is not meaningful.")
+        kept = [handle for handle in self.refused_into if self.shares[handle]]
         return [
-            {"address": address, "total_size": size, "segment_pool_id": graph.handle}
-            for graph in self.graphs
-            for address, size in graph.memory
+            *({"address": 0, "total_size": 2 << 20, "segment_pool_id": handle} for handle in kept),
+            *(
+                {"address": address, "total_size": size, "segment_pool_id": graph.handle}
+                for graph in self.graphs
+                for address, size in graph.memory
+            ),
         ]
 
     def get_rng_state(self, device=None):
@@ -171,7 +178,7 @@ class FakeCuda:
     def release(self, handle):
         self.shares[handle] -= 1
         if self.shares[handle] < 0:
-            self.shares[handle] = 0
+            self.shares[handle], self.is_pool_broken = 0, True
             raise RuntimeError("uc >= 0 INTERNAL ASSERT FAILED at CUDACachingAllocator.cpp")
 
 
@@ -237,6 +244,7 @@ class _Graph:
         if cuda.version >= (2, 13):
             self._tell_the_allocators()
         if cuda.is_invalidated:
+            cuda.refused_into.add(self.handle)
             raise RuntimeError(ECHO)
         if cuda.version < (2, 13):
             self._tell_the_allocators()

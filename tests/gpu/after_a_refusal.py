@@ -131,7 +131,7 @@ def main(kinds: list[str]) -> None:
             draw_in_a_graph(pool, x, kind)
         forked = pool.capture(joins_its_stream, (x,), {}, batch_size=4)
         assert forked(x + 1).eq(6).all(), "a fork that joins is captured wrongly"
-    torch.cuda.empty_cache()
+    hold_no_pool(kinds)
     give_memory_back(backend)
     print("fine after:", *kinds)
 
@@ -162,6 +162,15 @@ def use_generator(generator, x, kind):
     """The generator stands where it stood, and draws in eager and in graphs as if nothing had been."""
     expected = torch.rand(x.shape, generator=torch.Generator("cuda").manual_seed(5), device="cuda")
     assert torch.equal(torch.rand(x.shape, generator=generator, device="cuda"), expected), f"{kind}: it has moved"
+
+
+def hold_no_pool(kinds):
+    """Captures that were refused into the pool of an open graph keep no share of it."""
+    gc.collect()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    held = [segment for segment in torch.cuda.memory_snapshot() if tuple(segment["segment_pool_id"]) != (0, 0)]
+    assert not held, f"after {', '.join(kinds)}: {len(held)} segments of closed graphs are still held"
 
 
 def give_memory_back(backend):

@@ -63,7 +63,7 @@ def test_the_clean_up_ends_the_allocation_gives_back_the_share_and_makes_a_test_
         capture(pool, reads_a_scalar)
     end = len(cuda.calls) - cuda.calls[::-1].index("end_allocation") - 1
     assert cuda.names()[end:] == [
-        *("end_allocation", "reset", "release_pool", "synchronize", "synchronize"),
+        *("end_allocation", "reset", "synchronize", "release_pool", "synchronize"),
         *("wait_stream", "synchronize", "empty_cache", "capture_begin", "capture_end", "wait_stream"),
         *("reset", "synchronize"),
     ]

@@ -27,6 +27,19 @@ def test_after_a_refusal_the_same_pool_captures_again_and_no_share_is_left(versi
 
 
 @pytest.mark.parametrize("version", VERSIONS)
+def test_a_refusal_beside_an_open_graph_leaves_no_share_and_releases_none_twice(version):
+    cuda = FakeCuda(version=version)
+    with CudaBackend(cuda=cuda, device="cpu").pool() as pool:
+        for _ in range(2):
+            capture(pool, adds_one)
+            for _ in range(2):  # the second has a pool of its own
+                with pytest.raises(CaptureRefusal):
+                    capture(pool, reads_a_scalar)
+    assert set(cuda.shares.values()) == {0}
+    assert not cuda.is_pool_broken
+
+
+@pytest.mark.parametrize("version", VERSIONS)
 def test_a_refusal_never_takes_the_share_of_a_graph_that_is_open(version):
     cuda = FakeCuda(version=version)
     with CudaBackend(cuda=cuda, device="cpu").pool() as pool:

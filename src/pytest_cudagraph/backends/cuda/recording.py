@@ -6,9 +6,10 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -40,8 +41,10 @@ class _ErrorKeeper:
     def __init__(self, call: Callable[[], Any]) -> None:
         self._call = call
         self.error: BaseException | None = None
+        self.was_called = False
 
     def __call__(self) -> Any:
+        self.was_called = True
         try:
             return self._call()
         except BaseException as error:
@@ -63,7 +66,7 @@ def record(gpu: Gpu, empty: EmptyGraph, call: Callable[[], Any]) -> Any:
         gpu.synchronize()
         return output
     except BaseException as raised:
-        recover(gpu, empty)
+        recover(gpu, empty, has_begun=keeper.was_called)
         _translate(gpu, keeper.error or raised, call)
 
 
@@ -99,11 +102,11 @@ _END_ALLOCATION = ("_cuda_endAllocateToPool", "_cuda_endAllocateCurrentStreamToP
 _RELEASE = ("_cuda_releasePool",)
 
 
-def recover(gpu: Gpu, failed: EmptyGraph) -> None:
+def recover(gpu: Gpu, failed: EmptyGraph, *, has_begun: bool) -> None:
     """Drop a graph whose capture failed, whether or not CUDA ended that capture.
 
-    Sets ``gpu.broken`` if a test capture shows that this process cannot capture any more. Never raises: the error of
-    the capture is the one to report.
+    ``has_begun``: the capture has taken a share in its pool. Sets ``gpu.broken`` if a test capture shows that this
+    process cannot capture any more. Never raises: the error of the capture is the one to report.
     """
     if _attempt(failed.graph.pool) is None:  # torch returns the pool only after a capture that ended
         _attempt(failed.graph.reset)
@@ -111,15 +114,50 @@ def recover(gpu: Gpu, failed: EmptyGraph) -> None:
         return
     was_underway = _attempt(_allocator_call(gpu, _END_ALLOCATION, failed.handle)) is None
     _attempt(failed.graph.reset)
-    # capture_begin took a share in the pool. Most versions of torch release it only after a capture that ended, later
-    # ones in reset. A second release of an unshared pool is refused. Of a shared pool it would take another's share.
-    if was_underway or not failed.is_shared:
-        _attempt(_allocator_call(gpu, _RELEASE, failed.handle))
     _NEVER_ENDED.append(failed.graph)
     _attempt(gpu.synchronize)  # reports, and thereby clears, a pending error
+    # One release too many breaks the pool: later calls of empty_cache fail.
+    if was_underway or (has_begun and not _reset_returns_share(gpu)):
+        _attempt(_allocator_call(gpu, _RELEASE, failed.handle))
     problem = _attempt(lambda: _test_capture(gpu, failed.generators))
     if problem is not None:
         gpu.broken = text_of(problem)
+
+
+_RETURNS_SHARE: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
+"""By the module ``torch.cuda``, what :func:`_reset_returns_share` found."""
+
+
+def _reset_returns_share(gpu: Gpu) -> bool:
+    """Whether ``reset`` returns the share in the pool that a refused capture took. It depends on torch's version.
+
+    The first call asks a refused capture into a pool of its own. True where that cannot tell.
+    """
+    if gpu.cuda not in _RETURNS_SHARE:
+        handle = gpu.cuda.graph_pool_handle()
+        keeps = _attempt(lambda: _refuse_into(gpu, handle)) is None and _is_held(gpu, handle)
+        if keeps:
+            _attempt(_allocator_call(gpu, _RELEASE, handle))
+        _RETURNS_SHARE[gpu.cuda] = not keeps
+    return _RETURNS_SHARE[gpu.cuda]
+
+
+def _refuse_into(gpu: Gpu, handle: Any) -> None:
+    graph = gpu.cuda.CUDAGraph()
+    with suppress(RuntimeError), gpu.stream_capture(graph, pool=handle):
+        torch.zeros(1, device=gpu.device).item()
+    _NEVER_ENDED.append(graph)
+    graph.reset()
+    gpu.synchronize()
+    gpu.cuda.empty_cache()
+
+
+def _is_held(gpu: Gpu, handle: Any) -> bool:
+    try:
+        segments = gpu.cuda.memory_snapshot()
+    except RuntimeError:  # another allocator than torch's own
+        return False
+    return any(tuple(segment.get("segment_pool_id", ())) == tuple(handle) for segment in segments)
 
 
 def _allocator_call(gpu: Gpu, names: tuple[str, ...], handle: Any) -> Callable[[], object]:
