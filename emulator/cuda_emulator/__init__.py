@@ -22,18 +22,9 @@ COUNTS_FOLDER = "CUDA_EMULATOR_COUNTS"
 
 
 def autoload() -> None:
-    """Put the host's kernels under torch's CUDA key, and choose the paths of torch that need no library."""
+    """Choose the paths of torch that need no library. :mod:`cuda_emulator.preload` has loaded the operators."""
     import torch
 
-    path = str(_folder() / "libcuda_emulator_operators.so")
-    kept, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, 2)  # torch warns once, from C++, that kernels are overridden
-    try:
-        torch.ops.load_library(path)
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(null)
     torch.backends.cudnn.enabled = False
     for choice in ("flash", "mem_efficient", "cudnn"):  # torch chooses these without asking the dispatcher
         getattr(torch.backends.cuda, f"enable_{choice}_sdp")(False)

@@ -11,7 +11,7 @@ import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from cuda_emulator import stubs
+from cuda_emulator import operator_table, stubs
 
 HEADERS = ("nvidia-cuda-runtime==13.0.96", "nvidia-cuda-crt==13.0.88")
 """CUDA's public headers. Only their folders ``include`` are read, and nothing of them is linked or loaded."""
@@ -104,7 +104,7 @@ def _compile(python: Path, torch: Path, scratch: Path, made: Path) -> None:
     _runtime(include, scratch, made)
     _require_whole(symbols["libcudart.so.13"], made / "libcudart.so.13")
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        jobs = [pool.submit(_operators, torch, include, made), pool.submit(_nvml, include, made)]
+        jobs = [pool.submit(_operators, torch, include, scratch, made), pool.submit(_nvml, include, made)]
         for soname in sorted(set(symbols) - stubs.OURS):
             jobs.append(pool.submit(_stub, soname, symbols[soname], scratch, made))
         for job in jobs:
@@ -126,13 +126,18 @@ def _nvml(include: Path, made: Path) -> None:
     _run(["g++", *_FLAGS, f"-I{include}", NATIVE / "nvml.cpp", "-o", made / "libnvidia-ml.so.1", *link])
 
 
-def _operators(torch: Path, include: Path, made: Path) -> None:
-    sources = sorted((NATIVE / "operators").glob("*.cpp"))
-    folders = (f"-I{include}", f"-I{torch / 'include'}", f"-I{torch / 'include/torch/csrc/api/include'}")
+def _operators(torch: Path, include: Path, scratch: Path, made: Path) -> None:
+    """The sources are compiled as one: torch's headers take most of the time."""
+    own = NATIVE / "operators"
+    (scratch / "operator_table.h").write_text(operator_table.header(torch.parent), encoding="utf-8")
+    whole = scratch / "operators.cpp"
+    whole.write_text("".join(f'#include "{path}"\n' for path in sorted(own.glob("*.cpp"))), encoding="utf-8")
+    folders = (f"-I{own}", f"-I{scratch}", f"-I{include}", f"-I{torch / 'include'}")
+    folders += (f"-I{torch / 'include/torch/csrc/api/include'}",)
     libraries = (f"-L{torch / 'lib'}", f"-L{made}", "-ltorch_cpu", "-ltorch_cuda", "-lc10", "-lc10_cuda")
     last = ("-l:libcudart.so.13", "-Wl,--allow-shlib-undefined")
     target = made / "libcuda_emulator_operators.so"
-    _run(["g++", *_FLAGS, "-DUSE_CUDA", *folders, *sources, "-o", target, *libraries, *last])
+    _run(["g++", *_FLAGS, "-DUSE_CUDA", *folders, whole, "-o", target, *libraries, *last])
 
 
 def _stub(soname: str, symbols: set[tuple[str, str]], scratch: Path, made: Path) -> None:

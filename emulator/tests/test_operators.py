@@ -1,0 +1,267 @@
+"""Operators on the emulated device: torch's own checks of devices, what waits, and what a graph holds."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+NUMBER = torch.tensor(2.0)
+ROW = torch.arange(4.0)
+TWO_DEVICES = "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!"
+
+
+@pytest.fixture
+def row():
+    return ROW.cuda()
+
+
+def captured(function):
+    """The output after one replay."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        output = function()
+    graph.replay()
+    return output
+
+
+# --- tensors of two devices
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda row: row + ROW,
+        lambda row: ROW * row,
+        lambda row: row.clone().add_(ROW),
+        lambda row: torch.where(row > 0, row, ROW),
+        lambda row: torch.mul(row, row, out=torch.empty(4)),
+        lambda row: row.clone().index_put_((torch.tensor([0], device="cuda"),), ROW[:1]),
+        lambda row: torch._foreach_add([row], [ROW]),
+    ],
+    ids=["add", "cpu-first", "in-place", "where", "out", "index_put", "foreach"],
+)
+def test_an_elementwise_operator_refuses_a_cpu_tensor(row, call):
+    with pytest.raises(RuntimeError, match=TWO_DEVICES):
+        call(row)
+
+
+@pytest.mark.parametrize(
+    ("call", "argument", "function"),
+    [
+        (lambda row: functional.linear(row[None], torch.ones(2, 4)), "mat2", "wrapper_CUDA_mm"),
+        (lambda row: functional.linear(row[None], torch.ones(2, 4), ROW[:2]), "bias", "wrapper_CUDA_addmm"),
+        (lambda row: torch.cat([row, ROW]), "tensors", "wrapper_CUDA_cat"),
+        (lambda row: functional.embedding(torch.tensor([1]), row[:, None]), "index", "wrapper_CUDA__index_select"),
+        (lambda row: row.gather(0, torch.tensor([1])), "index", "wrapper_CUDA_gather"),
+        (lambda row: functional.layer_norm(row, (4,), ROW), "weight", "wrapper_CUDA__native_layer_norm"),
+        (lambda row: torch.clamp(row, NUMBER), "min", "wrapper_CUDA_clamp_Tensor"),
+    ],
+    ids=["linear", "bias", "cat", "embedding", "gather", "layer_norm", "clamp"],
+)
+def test_the_other_operators_refuse_it_by_the_argument_and_torchs_function(row, call, argument, function):
+    text = rf"got {argument} is on cpu, different from other tensors on cuda:0 \(.* in method {function}\)"
+    if argument == "bias":
+        text = "Expected all tensors to be on the same device"
+    with pytest.raises(RuntimeError, match=text):
+        call(row)
+
+
+def test_a_reduction_refuses_an_output_on_the_cpu(row):
+    with pytest.raises(RuntimeError, match="Expected out tensor to have device cuda:0, but got cpu instead"):
+        torch.sum(row, 0, out=torch.empty(()))
+
+
+def test_a_convolution_refuses_a_weight_of_the_cpu(row):
+    with pytest.raises(
+        RuntimeError, match=r"Input type \(torch.cuda.FloatTensor\) and weight type \(torch.FloatTensor\)"
+    ):
+        functional.conv1d(row.view(1, 1, 4), torch.ones(1, 1, 2))
+
+
+def test_a_mask_of_the_cpu_is_refused(row):
+    with pytest.raises(RuntimeError, match="expected self and mask to be on the same device, but got mask on cpu"):
+        row.masked_fill(ROW > 1, 0.0)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda row, number: row + number,
+        lambda row, number: number - row,
+        lambda row, number: torch.where(row > 1, row, number),
+        lambda row, number: row.masked_fill(row > 1, number),
+        lambda row, number: torch.addcmul(row, number, row),
+        lambda row, number: row.clone().fill_(number),
+    ],
+)
+def test_a_0_dim_tensor_of_the_cpu_is_a_number(row, call):
+    torch.testing.assert_close(call(row, NUMBER).cpu(), call(ROW, NUMBER))
+
+
+def test_a_lambda_over_the_cpu_module_is_refused():
+    module = nn.Linear(4, 4)
+    model = nn.Sequential()
+    model.forward = lambda x: module(x)
+    with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
+        model.cuda()(torch.ones(1, 4, device="cuda"))
+
+
+class MaskNotRegistered(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.mask = torch.ones(4)
+
+    def forward(self, x):
+        return x * self.mask
+
+
+def test_a_mask_that_is_no_buffer_is_refused():
+    with pytest.raises(RuntimeError, match=TWO_DEVICES):
+        MaskNotRegistered().cuda()(torch.ones(1, 4, device="cuda"))
+
+
+def test_a_number_on_the_host_is_frozen_by_a_capture(row):
+    number = NUMBER.clone()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        output = row * number
+    number.fill_(100)
+    graph.replay()
+    assert output.tolist() == [0, 2, 4, 6]
+
+
+# --- indices
+
+
+def test_indices_of_the_cpu_are_copied_to_the_device(row):
+    assert row[torch.tensor([1, 3])].tolist() == [1, 3]
+    assert row[ROW > 1].tolist() == [2, 3]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda row: row[torch.tensor([1, 3])],
+        lambda row: row.clone().index_put_((row.long(),), NUMBER),
+        lambda row: torch.where(row > 1, row, NUMBER),
+    ],
+    ids=["index", "value", "where"],
+)
+@pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")
+def test_a_capture_refuses_the_copy_from_pageable_memory(row, call):
+    call(row)
+    with pytest.raises(RuntimeError, match="Cannot copy between CPU and CUDA tensors during CUDA graph capture"):
+        captured(lambda: call(row))
+
+
+def test_a_number_under_a_mask_is_captured(row):
+    def fill():
+        output = row.clone()
+        output[row > 1] = 0.0
+        return output
+
+    assert captured(fill).tolist() == [0, 1, 0, 0]
+
+
+# --- waiting for the device
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda row: row.nonzero(),
+        lambda row: row[row > 1],
+        lambda row: row.masked_fill(row > 1, row[0]),
+        lambda row: row.index_fill(0, torch.zeros(1, dtype=torch.long, device="cuda"), row[0]),
+        lambda row: torch.histc(row, 4),
+        lambda row: row.unique(),
+        lambda row: row.repeat_interleave(torch.ones(4, dtype=torch.long, device="cuda")),
+        lambda row: torch.linalg.inv_ex(torch.eye(2, device="cuda"), check_errors=True),
+        lambda row: torch.equal(row, row),
+    ],
+    ids=[
+        "nonzero",
+        "mask",
+        "masked_fill",
+        "index_fill",
+        "histc",
+        "unique",
+        "repeat_interleave",
+        "check_errors",
+        "equal",
+    ],
+)
+def test_what_waits_for_the_device_is_refused_under_capture(row, call):
+    call(row)
+    with pytest.raises(RuntimeError, match=r"operation (not permitted|failed due to a previous error)"):
+        captured(lambda: call(row))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda row: row.repeat_interleave(torch.ones(4, dtype=torch.long, device="cuda"), output_size=4),
+        lambda row: torch.histc(row, 4, 0, 4),
+        lambda row: torch.linalg.inv_ex(torch.eye(2, device="cuda"))[0],
+        lambda row: row.clone().fill_(row[1]),
+        lambda row: row.softmax(-1).multinomial(1) * 0,
+    ],
+    ids=["repeat_interleave", "histc", "inv_ex", "fill_", "multinomial"],
+)
+def test_the_form_that_does_not_wait_is_captured(row, call):
+    assert captured(lambda: call(row)).tolist() == call(row).tolist()
+
+
+# --- what the kernels compute
+
+
+@pytest.mark.parametrize("cell", [nn.LSTM, nn.GRU])
+def test_a_recurrent_network_and_its_gradients_are_those_of_the_cpu(cell):
+    torch.manual_seed(0)
+    on_cpu = cell(4, 3, num_layers=2)
+    on_cuda = cell(4, 3, num_layers=2)
+    on_cuda.load_state_dict(on_cpu.state_dict())
+    on_cuda.cuda()
+    rows = torch.randn(5, 2, 4)
+    ours, theirs = on_cuda(rows.cuda())[0], on_cpu(rows)[0]
+    torch.testing.assert_close(ours.cpu(), theirs)
+    ours.square().sum().backward()
+    theirs.square().sum().backward()
+    for mine, its in zip(on_cuda.parameters(), on_cpu.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad.cpu(), its.grad)
+
+
+def test_an_embedding_bag_replays():
+    bag = nn.EmbeddingBag(4, 3).cuda()
+    rows = torch.tensor([[0, 1], [2, 3]], device="cuda")
+    with torch.no_grad():
+        torch.testing.assert_close(captured(lambda: bag(rows)), bag(rows))
+
+
+def test_a_graph_of_draws_gives_the_numbers_of_eager(row):
+    torch.cuda.manual_seed(3)
+    eager = functional.dropout(row, 0.5) + torch.rand_like(row)
+    torch.cuda.manual_seed(3)
+    torch.testing.assert_close(captured(lambda: functional.dropout(row, 0.5) + torch.rand_like(row)), eager)
+
+
+def test_a_draw_on_the_device_changes_no_generator_of_the_cpu(row):
+    torch.manual_seed(0)
+    want = torch.rand(1)
+    torch.manual_seed(0)
+    functional.dropout(row, 0.5)
+    captured(lambda: functional.dropout(row, 0.5))
+    assert torch.rand(1) == want
+
+
+def test_an_output_that_is_too_small_is_resized_on_its_own_stream(row):
+    output = torch.empty(0, device="cuda")
+    torch.mul(row, 2, out=output)
+    assert output.tolist() == [0, 2, 4, 6]
+
+
+def test_an_operator_sees_that_two_arguments_share_memory(row):
+    with pytest.raises(RuntimeError, match="some elements of the input tensor and the written-to tensor"):
+        row[1:].add_(row[:-1])
