@@ -146,6 +146,21 @@ def starved(rng: np.random.Generator, call_ns: float) -> Chunks:
         yield slowed, slowed
 
 
+def stalls(rng: np.random.Generator, call_ns: float) -> Chunks:
+    """Every call waits 10 to 25 ms for a CPU, whichever arm it is of."""
+    while True:
+        factors = _jitter(rng) + rng.uniform(10, 25, CHUNK) * _MS / call_ns
+        yield factors, factors
+
+
+def stalls_half(rng: np.random.Generator, call_ns: float) -> Chunks:
+    """The same stalls in half of the blocks: for some 32 calls, then for as many not."""
+    stalled = stalls(rng, call_ns)
+    for waits in _switching(rng, 32, 32):
+        factors = np.where(waits, next(stalled)[0], _jitter(rng))
+        yield factors, factors
+
+
 def every_fourth(rng: np.random.Generator, call_ns: float) -> Chunks:
     """Every fourth call, whoever makes it, costs 30 % more."""
     phase = rng.integers(4)
@@ -190,6 +205,8 @@ class Kind:
     clock_step_ns: int = 1
     starves: bool = False
     """Whether next to no time is left for work: a verdict must not be wrong, but need not come."""
+    longest_work: float = math.inf
+    """In calls: what a call takes beyond that is a wait, which takes no CPU time."""
     one_sided: bool = False
     """Whether it falls on eager alone, so that no order of calls can cancel it."""
 
@@ -205,6 +222,8 @@ KINDS = {
     "replay-bursts": Kind(source=replay_bursts, one_sided=True),
     "saturated": Kind(source=saturated),
     "starved": Kind(source=starved, starves=True),
+    "stalls": Kind(source=stalls, starves=True, longest_work=2.0),
+    "stalls-half": Kind(source=stalls_half, starves=True, longest_work=2.0),
     "every-fourth": Kind(source=every_fourth),
     "cold-start": Kind(source=cold_start, own_tapes=True),
     "ar1": Kind(source=correlated),

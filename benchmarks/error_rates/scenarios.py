@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -24,7 +25,7 @@ _ALSO_AT = {
 }
 """The noise that is tried beyond 200 µs and 2 ms: what these lengths could make worse."""
 
-_ON_THEIR_OWN = ("eager-bursts", "replay-bursts", "ar1", "saturated", "starved")
+_ON_THEIR_OWN = ("eager-bursts", "replay-bursts", "ar1", "saturated", "starved", "stalls", "stalls-half")
 
 _RESOLUTION_NS = 50.0
 """What Python's counter costs and resolves."""
@@ -63,7 +64,9 @@ class Scenario:
         clock = SimulatedClock(max(_RESOLUTION_NS, step_ns), step_ns)
         tape = self._tape(true_ratio, rng)
         own = self.kind is not None and self.kind.own_tapes
-        return Machine(clock=clock, eager=tape, replay=self._tape(true_ratio, rng) if own else tape)
+        longest_work_ns = math.inf if self.kind is None else self.kind.longest_work * CALL_NS[self.length]
+        replay = self._tape(true_ratio, rng) if own else tape
+        return Machine(clock=clock, eager=tape, replay=replay, longest_work_ns=longest_work_ns)
 
     def _tape(self, true_ratio: float, rng: np.random.Generator) -> Tape:
         if self.kind is None:

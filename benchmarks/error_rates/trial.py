@@ -46,6 +46,7 @@ def run_trial(scenario: Scenario, relative: float, number: int, *, seed: int, bu
         rule=EvidenceRule(THRESHOLD_RATIO),
         bounds=Bounds.of_budget(budget_ns),
         seed=zlib.crc32(repr(chance).encode()),
+        cpu_time_ns=machine.clock.cpu_time_ns,
     )
     peer = scenario.machine(true_ratio, np.random.default_rng([1, *chance]))
     eager, replay = (_peer_arm(peer, arm, timing.measure_ns / 2) for arm in (0, 1))

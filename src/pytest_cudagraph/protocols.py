@@ -151,6 +151,10 @@ class Clock(Protocol):
 
     def now_ns(self) -> int: ...
 
+    def cpu_time_ns(self) -> int:
+        """CPU time of this thread, which does not pass while it waits."""
+        ...
+
 
 class StoppingRule(Protocol):
     """Decides when a measurement can end. One object for each measurement. The loop enforces the hard bounds."""

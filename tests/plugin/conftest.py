@@ -134,7 +134,8 @@ class Project:
         try:
             with warnings.catch_warnings(), torch.random.fork_rng(devices=[]), pytest.MonkeyPatch.context() as patch:
                 warnings.resetwarnings()
-                patch.setattr(PerfCounterClock, "now_ns", lambda clock: 10 * time.thread_time_ns())
+                for reading in ("now_ns", "cpu_time_ns"):
+                    patch.setattr(PerfCounterClock, reading, lambda clock: 10 * time.thread_time_ns())
                 return self.pytester.runpytest_inprocess(*arguments, plugins=[self.libraries], no_reraise_ctrlc=True)
         finally:
             self.libraries.put_back()

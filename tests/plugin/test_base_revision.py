@@ -18,7 +18,8 @@ from pytest_cudagraph.measure import PerfCounterClock
 
 torch.set_num_threads(1)
 patch = pytest.MonkeyPatch()
-patch.setattr(PerfCounterClock, "now_ns", lambda self: model.now_ns)
+for reading in ("now_ns", "cpu_time_ns"):
+    patch.setattr(PerfCounterClock, reading, lambda self: model.now_ns)
 pytest_unconfigure = patch.undo
 """
 

@@ -28,6 +28,8 @@ class Clock:
     def now_ns(self):
         return Clock.ns
 
+    cpu_time_ns = now_ns
+
 
 class Reference:
     def readings(self):

@@ -210,6 +210,13 @@ def test_nothing_is_suggested_below_any_speedup():
     assert (found.remedy, found.accept) == ("", None)
 
 
+def test_on_a_noisy_machine_no_lower_gate_is_offered_and_no_limit_is_stated():
+    noisy = timed(0.83, 0.97, 1.09, "fail", noise_ratio=0.05, busy_ns=120.0 * US)
+    found = speedup(noisy, 1.15)
+    assert (found.verdict, found.accept) == (Verdict.FAILED, None)
+    assert "compute-bound" not in " ".join(found.evidence)
+
+
 def test_a_timing_for_another_target_is_not_judged_by_this_one():
     with pytest.raises(ValueError, match=r"taken against 1\.15, and cannot be judged by 1\.3"):
         speedup(PASSED, 1.3)

@@ -107,6 +107,47 @@ def test_a_verdict_lies_in_its_interval():
             assert timing.speedup.high <= boundary * (1 + 1e-12)
 
 
+class Waiting:
+    """Arms that wait 20 ms for a CPU in some of their calls. ``cpu_time_ns`` goes on only while they work."""
+
+    def __init__(self, *, waits):
+        self.clock, self.cpu_ns, self.calls, self.waits = FakeClock(), 0.0, 0, waits
+
+    def arm(self, work_ns):
+        def call():
+            self.calls += 1
+            self.cpu_ns += work_ns
+            self.clock.time_ns += work_ns + (20 * MS if self.waits(self.calls) else 0)
+
+        return call
+
+    def measured(self, **options):
+        return measured(
+            self.arm(180 * US), self.arm(100 * US), clock=self.clock, cpu_time_ns=lambda: int(self.cpu_ns), **options
+        )
+
+
+def test_calls_that_always_wait_for_a_cpu_are_not_judged_and_the_reason_is_told():
+    timing = Waiting(waits=lambda call: True).measured()
+    assert timing.decision == "open"
+    assert timing.discarded > 0
+    assert timing.disturbance == "the calls waited for a CPU most of the time"
+    assert [note for note in timing.notes if "too short" in note] == []
+
+
+def test_without_the_cpu_time_such_waits_would_fail_a_fast_graph():
+    waiting = Waiting(waits=lambda call: True)
+    timing = measured(waiting.arm(180 * US), waiting.arm(100 * US), clock=waiting.clock)
+    assert timing.decision == "fail"
+
+
+def test_blocks_that_waited_are_left_out_and_the_others_decide():
+    timing = Waiting(waits=lambda call: call // 64 % 2).measured()
+    assert timing.decision == "pass"
+    assert timing.speedup.estimate == pytest.approx(1.8)
+    assert timing.discarded > 0
+
+
 class Shaken:
     """Arms that are slowed in bursts, each in its own, some of the time: often no quiet state is to be found."""
 

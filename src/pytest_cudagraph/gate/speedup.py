@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from pytest_cudagraph.gate.wording import attainable_text, found_text, moved_text, timing_text
+from pytest_cudagraph.gate.wording import attainable_text, found_text, is_quiet, moved_text, timing_text
 from pytest_cudagraph.units import factor_text, percent_text, seconds_text
 from pytest_cudagraph.values import Interval, Judgement, MeasuredBatch, SavedBatch, Timing, Verdict
 
@@ -36,10 +36,10 @@ def judge_speedup(batch: MeasuredBatch, min_speedup: float) -> Judgement:
     if timing.decision == "pass":
         return Judgement(gate="speedup", verdict=Verdict.PASSED, reason=reason, evidence=evidence)
     if timing.decision == "fail":
-        accept = _acceptable(timing.speedup)
+        accept = _acceptable(timing)
         return Judgement(gate="speedup", verdict=Verdict.FAILED, reason=reason, evidence=evidence, accept=accept)
     # A smaller minimum helps only if the interval reaches below the present one.
-    accept = _acceptable(timing.speedup) if timing.speedup.low < min_speedup else None
+    accept = _acceptable(timing) if timing.speedup.low < min_speedup else None
     return _undecided(timing, min_speedup, evidence, accept)
 
 
@@ -96,7 +96,9 @@ def _evidence(batch: MeasuredBatch, min_speedup: float) -> tuple[str, ...]:
     return (*lines, *timing.notes)
 
 
-def _acceptable(speedup: Interval) -> float | None:
-    """The largest rounded minimum below the interval. None if it is not above 0."""
-    steps = math.floor(speedup.low / _SUGGESTION_STEP + 1e-9)
+def _acceptable(timing: Timing) -> float | None:
+    """The largest rounded minimum below the interval. None on a noisy machine, or if it is not above 0."""
+    if not is_quiet(timing):
+        return None
+    steps = math.floor(timing.speedup.low / _SUGGESTION_STEP + 1e-9)
     return round(steps * _SUGGESTION_STEP, 2) if steps >= 1 else None

@@ -59,6 +59,14 @@ def timing_text(timing: Timing, device: DeviceInfo | None = None) -> str:
     return f"{label}{arms}, replay {replay}, {blocks} in {seconds_text(timing.measure_ns)}{noise}"
 
 
+_QUIET_RATIO = 0.05
+
+
+def is_quiet(timing: Timing) -> bool:
+    """Whether the noise floor is below 5 %. Above it no limit of the model is stated, and no lower gate offered."""
+    return timing.blocks > 1 and timing.noise_ratio < _QUIET_RATIO
+
+
 def attainable_text(timing: Timing, min_speedup: float, kernels: int | None) -> str:
     """``1.02x of at most 1.03x: compute-bound; 46 kernels take 116.5 µs by themselves``. Empty without a reading.
 
@@ -69,7 +77,7 @@ def attainable_text(timing: Timing, min_speedup: float, kernels: int | None) -> 
     # A reading has a cost of its own. What was measured is attainable.
     attainable = max(timing.eager.median_ns / timing.busy_ns, timing.speedup.estimate)
     found = f"{factor_text(timing.speedup.estimate)} of at most {factor_text(attainable)}"
-    if attainable < min_speedup:
+    if attainable < min_speedup and is_quiet(timing):
         found += ": compute-bound"
     elif attainable > 1.0:
         share = max(timing.speedup.estimate - 1.0, 0.0) / (attainable - 1.0)

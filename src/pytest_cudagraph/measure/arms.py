@@ -7,7 +7,7 @@ the stopping rule: no work starts whose expected end is after it (docs/statistic
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pytest_cudagraph import stats
@@ -45,6 +45,7 @@ def measure_arms(
     event_timer: EventTimer | None = None,
     progress: Progress | None = None,
     disturbance: Disturbance | None = None,
+    cpu_time_ns: Callable[[], int] | None = None,
 ) -> Timing:
     """Time eager and replay in random order until ``rule`` has finished or the time is over.
 
@@ -53,7 +54,9 @@ def measure_arms(
     change state (a cache, a position), it restores the same state for both arms. The garbage collector is off during
     the measurement, and on again also after an exception of an arm, which passes through. A single call that takes
     longer than the bound is not interrupted. ``disturbance`` names what disturbed the device since its last call, or is
-    empty. Blocks of that time are discarded, and more are taken while time is left.
+    empty. Blocks of that time are discarded, and more are taken while time is left. ``cpu_time_ns`` reads the CPU time
+    of this thread, for calls that compute on it. A block that mostly waited for a CPU is discarded too: both arms have
+    such waits, which push every ratio to 1.
     """
     calls: dict[ArmName, Call] = {"eager": arms.eager, "replay": arms.replay}
     if arms.compiled is not None:
@@ -63,7 +66,9 @@ def measure_arms(
         timer = Timer(calls=calls, clock=clock, synchronize=synchronize, bounds=bounds, prepare=prepare)
         warm_ns = warm_up(timer)
         health = HealthFilter(disturbance=disturbance)
-        sampling = Sampling(timer=timer, rule=rule, rng=random.Random(seed), warm_ns=warm_ns, health=health)
+        sampling = Sampling(
+            timer=timer, rule=rule, rng=random.Random(seed), warm_ns=warm_ns, health=health, cpu_time_ns=cpu_time_ns
+        )
         sampling.run(progress)
         device_ns = _event_samples(event_timer, timer, sampling.expected_ns[True])
     return _timing(sampling, rule, device_ns, seed)
@@ -140,10 +145,10 @@ def _speedup(
 
 def _notes(sampling: Sampling, measured: bool, drift_ratio: float, selected: stats.SelectedBlocks) -> tuple[str, ...]:
     health, notes = sampling.health, []
-    if health.discarded:
+    if health.discarded > _NOTABLE_DISTURBED_SHARE * (health.discarded + len(sampling.blocks)):
         why = "; ".join(health.reasons)
         notes.append(f"{plural(health.discarded, 'block')} discarded, {len(sampling.blocks)} kept: {why}")
-    if not measured:
+    if not measured and not health.discarded:
         bound = seconds_text(sampling.timer.bounds.extended_ns)
         notes.append(f"the time budget of {bound} was too short for timed samples: the figures are from the warm-up")
     if sampling.too_coarse is not None:

@@ -28,6 +28,11 @@ class HealthFilter:
     reasons: dict[str, None] = field(default_factory=dict)  # an ordered set
     _last_ns: float = 0.0
 
+    def discard(self, reason: str) -> None:
+        """Count one block that is left out, with the reason."""
+        self.discarded += 1
+        self.reasons[reason] = None
+
     def is_due(self, elapsed_ns: float) -> bool:
         """Whether it is time to ask; always, without a source of disturbances."""
         return self.disturbance is None or elapsed_ns - self._last_ns >= _PERIOD_NS
@@ -41,6 +46,11 @@ class HealthFilter:
             self.reasons[found] = None
         return not found
 
+
+_LEAST_CPU_SHARE = 0.25
+"""Of a block's time. With less, what was timed is the wait for a CPU and not the calls."""
+
+WAITED = "the calls waited for a CPU most of the time"
 
 Progress = Callable[[float, float], None]
 """Called after each block with the elapsed time and the hard bound, in ns; never within a timed interval."""
@@ -81,6 +91,8 @@ class Sampling:
     rng: random.Random
     warm_ns: Mapping[ArmName, Sequence[float]]
     health: HealthFilter = field(default_factory=HealthFilter)
+    cpu_time_ns: Callable[[], int] | None = None
+    """The CPU time of this thread; None where calls wait for a device."""
     pending: list[_Taken] = field(default_factory=list)
     """Blocks since the last health check; they count after a check without a disturbance."""
     blocks: list[Block] = field(default_factory=list)
@@ -139,7 +151,13 @@ class Sampling:
         The rest of such a block counts only if there is no other, because there must be a result.
         """
         block_ns: dict[ArmName, list[float]] = {name: [] for name in self.samples_ns}
+        begin_ns, begin_cpu_ns = self.timer.elapsed_ns, self.cpu_time_ns() if self.cpu_time_ns else 0
         whole = all(self._step(names, block_ns) for names in self._plan())
+        if self.cpu_time_ns and block_ns["eager"]:
+            cpu_ns = self.cpu_time_ns() - begin_cpu_ns
+            if cpu_ns < _LEAST_CPU_SHARE * (self.timer.elapsed_ns - begin_ns):
+                self.health.discard(WAITED)
+                return whole
         block = None
         if block_ns["eager"] and (whole or not (self.blocks or self.pending)):
             block = Block(

@@ -109,6 +109,8 @@ def time_batch(
             progress=between_blocks,
             # A CPU's clocks and neighbours are everyday noise. The statistics allow for it.
             disturbance=watch.check if backend.kind == "cuda" else None,
+            # On a GPU the host waits by design.
+            cpu_time_ns=device_context.clock.cpu_time_ns if backend.kind == "cpu" else None,
         )
         busy_ns = _busy_ns(request.graph, timing, prepare)
     return replace(timing, reference=readings.latency() if readings else None, busy_ns=busy_ns)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -145,6 +145,19 @@ class DeviceContext:
     measure: Callable[..., Timing] = measure_arms
     """Measures the arms; see :func:`pytest_cudagraph.measure_arms`."""
 
+    @contextlib.contextmanager
+    def using_its_threads(self) -> Iterator[None]:
+        """Let torch use the threads of this device's description, on the CPU twin. On a GPU they decide nothing."""
+        before = torch.get_num_threads()
+        if self.device.kind == "cuda" or before == self.device.threads:
+            yield
+            return
+        torch.set_num_threads(self.device.threads)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
+
     def find_saved(self, name: str, batch_size: int) -> SavedBatch | NoBaseline:
         """The saved entry of this device. Without one, whether another device's file has it."""
         found = self.saved.get((name, batch_size))
@@ -190,6 +203,8 @@ def open_device_context(option: str, settings: Settings) -> DeviceContext:
     """
     choice = device.choose(option, require_gpu=settings.require_gpu)
     described = device.describe(choice.kind)
+    if choice.kind == "cpu":
+        described = replace(described, threads=settings.threads)
     store = JsonStore(settings.baseline_folder, described)
     why_not_judged = _why_not_judged(choice, settings)
     backend, clock = open_backend(choice.kind), PerfCounterClock()

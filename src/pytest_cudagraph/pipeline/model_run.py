@@ -73,7 +73,8 @@ class ModelRun:
         """
         __tracebackhide__ = True
         try:
-            stage()
+            with self.device_context.using_its_threads():
+                stage()
         except (EagerFailed, CudagraphError) as failure:
             self._attach_report(failure, judgement_of(stage.__name__, failure))
             raise

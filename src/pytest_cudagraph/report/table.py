@@ -36,7 +36,8 @@ def device_text(device: DeviceInfo) -> str:
 def header(device: DeviceInfo, *, baseline: str, min_speedup: float, judged: bool) -> str:
     """The line above the tests. ``judged`` is false in a rehearsal: speed is shown and not judged."""
     gate = f"gate {factor_text(min_speedup)}" if judged else "rehearsal: speed is not judged"
-    return f"cudagraph: {device_text(device)}; baseline {baseline}; {gate}"
+    threads = f", {plural(device.threads, 'thread')}" if device.kind == "cpu" else ""
+    return f"cudagraph: {device_text(device)}{threads}; baseline {baseline}; {gate}"
 
 
 UNTIMED = (Verdict.WRONG, Verdict.NOT_CAPTURED)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import pytest
 
-from pytest_cudagraph.settings.parsing import distinct_sizes, fraction, number, one_of, seconds
+from pytest_cudagraph.settings.parsing import distinct_sizes, fraction, number, one_of, seconds, thread_count
 
 if TYPE_CHECKING:
     from pytest_cudagraph.values import CompileMode
@@ -54,6 +54,13 @@ OPTIONS: tuple[Option, ...] = (
         metavar="auto|cuda|cpu",
         help="auto without a GPU uses the CPU twin: correctness is enforced, speed is not judged; "
         "cpu measures and gates on the CPU",
+    ),
+    Option(
+        flag="--cudagraph-threads",
+        default=1,
+        parse=thread_count,
+        metavar="N",
+        help="torch's threads on the CPU twin; with more of them than idle cores, calls wait for each other",
     ),
     Option(flag="--cudagraph-require-gpu", default=False, help="stop with a usage error if there is no usable GPU"),
     Option(
@@ -161,6 +168,8 @@ class Settings:
     update: Update
     strict: bool
     json: str | None
+    threads: int = 1
+    """Of torch, on the CPU twin."""
     suggest: bool = False
     base: str | None = None
     base_slowdown: float = 0.05

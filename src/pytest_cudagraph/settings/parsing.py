@@ -75,6 +75,12 @@ def whole_number(value: Any) -> int:
     return value
 
 
+def thread_count(value: str) -> int:
+    if not value.strip().isdecimal() or int(value) < 1:
+        raise ValueError("a whole number of at least 1")
+    return int(value)
+
+
 def distinct_sizes(value: Any) -> tuple[int, ...]:
     allowed = "distinct whole numbers of at least 1, such as 1,2,4,8"
     parts = value.split(",") if isinstance(value, str) else value

@@ -311,3 +311,30 @@ def test_inputs_on_another_device_than_the_model_are_refused():
     call = ModelCall(model=Mlp().to("meta"), args=(torch.randn(1, 4),))
     with pytest.raises(InputError, match=r"args\[0\] is on cpu, but this run uses meta"):
         pipeline.prepare_model(call, case_of(), OnMeta())
+
+
+class CountsThreads(nn.Module):
+    """Notes torch's threads at each call."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = set()
+
+    def forward(self, x):
+        self.seen.add(torch.get_num_threads())
+        return x + 1
+
+
+def test_the_twin_runs_with_its_own_threads_and_gives_torch_back_the_old_number(monkeypatch):
+    numbers = [torch.get_num_threads()]
+    monkeypatch.setattr(torch, "get_num_threads", lambda: numbers[-1])
+    monkeypatch.setattr(torch, "set_num_threads", numbers.append)
+    model_run = run_of(CountsThreads(), context_of(measure=measure_once, device=replace(CPU, threads=7)))
+    model_run.run(model_run.run_eager)
+    assert model_run.model.eager.seen == {7}
+    assert numbers == [numbers[0], 7, numbers[0]]
+
+
+def test_the_device_of_a_run_has_the_threads_that_were_asked_for(tmp_path):
+    settings = replace(DEFAULTS, device="cpu", threads=3, rootdir=tmp_path)
+    assert pipeline.open_device_context("cpu", settings).device.threads == 3

@@ -184,7 +184,7 @@ def test_the_header_says_what_is_measured_on_and_against():
 
 def test_the_header_calls_a_rehearsal_one():
     assert header(CPU, baseline=".cudagraph/cpu-amd-epyc-9b45.json", min_speedup=1.15, judged=False) == (
-        "cudagraph: cpu: AMD EPYC 9B45, torch 2.13.0+cpu; baseline .cudagraph/cpu-amd-epyc-9b45.json; "
+        "cudagraph: cpu: AMD EPYC 9B45, torch 2.13.0+cpu, 2 threads; baseline .cudagraph/cpu-amd-epyc-9b45.json; "
         "rehearsal: speed is not judged"
     )
 

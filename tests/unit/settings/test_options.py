@@ -30,6 +30,7 @@ GIVEN = {
     "--cudagraph-base": ("HEAD~1", "HEAD~1"),
     "--cudagraph-base-slowdown": ("0.02", 0.02),
     "--cudagraph-json": ("out.json", "out.json"),
+    "--cudagraph-threads": ("2", 2),
 }
 SWITCHES = [option.flag for option in OPTIONS if option.parse is None]
 
@@ -43,6 +44,7 @@ BAD = {
     "--cudagraph-compile-timeout": "soon",
     "--cudagraph-update": "tests/",
     "--cudagraph-base-slowdown": "5",
+    "--cudagraph-threads": "0",
 }
 FRACTIONS = ("--cudagraph-max-slowdown", "--cudagraph-base-slowdown")
 
