@@ -116,8 +116,8 @@ class Backend(Protocol):
         """A timer of device time, for diagnosis, or None for a device without events."""
         ...
 
-    def rng_state(self) -> Any:
-        """The state of every default random generator of the device and the CPU."""
+    def rng_state(self, *roots: Any) -> Any:
+        """The states of the default random generators of the device and the CPU, and of those that ``roots`` hold."""
         ...
 
     def set_rng_state(self, state: Any) -> None: ...

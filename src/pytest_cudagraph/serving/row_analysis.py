@@ -90,12 +90,10 @@ class _Calls:
 
     def without_copy(self, example: Example) -> Any:
         """Call with the tensors and containers of the example themselves."""
-        backend = self.setup.backend
-        with self._undo.undone(), backend.running():
-            before = pytree.tensors_in(backend.rng_state())
+        with self._undo.undone(), self.setup.backend.running():
+            before = self._undo.random_state()
             output = self.setup.model(*example.args, **example.kwargs)
-            after = pytree.tensors_in(backend.rng_state())
-            self.is_random |= not all(torch.equal(one, two) for one, two in zip(before, after, strict=True))
+            self.is_random |= not pytree.has_same_tensors(before, self._undo.random_state())
             # An output may be state, which is restored next.
             return pytree.map_tensors(torch.clone, output)
 

@@ -163,7 +163,7 @@ class Undo:
     def __init__(self, model: Model, backend: Backend, *, extras: Extras = ()) -> None:
         self._backend = backend
         self._snapshot = Snapshot.take(model, extras=extras)
-        self._rng: Any = backend.rng_state()
+        self._rng: Any = backend.rng_state(model, extras)
         held = self._snapshot.live()
         self.addresses = {name: tensor.data_ptr() for name, tensor in held.items()}
         self._held = {id(tensor) for tensor in held.values()}
@@ -173,6 +173,11 @@ class Undo:
     def kept(self) -> tuple[torch.Tensor, ...]:
         """State that was made inside :meth:`undone` and removed from the model. A graph may read its address."""
         return tuple(self._kept.values())
+
+    def random_state(self) -> Any:
+        """The present states of the random generators that are restored."""
+        generators = [leaf for leaf in pytree.flatten(self._rng)[0] if isinstance(leaf, torch.Generator)]
+        return self._backend.rng_state(*generators)
 
     def written(self) -> dict[str, torch.Tensor]:
         """Copies of the state that was changed in place, by name."""
@@ -202,7 +207,7 @@ class Undo:
     def assert_unchanged(self) -> None:
         """Raise :class:`~pytest_cudagraph.errors.CudagraphError` naming what was not restored."""
         left = [*self._snapshot.changes().names]
-        if not pytree.has_same_tensors(self._rng, self._backend.rng_state()):
+        if not pytree.has_same_tensors(self._rng, self.random_state()):
             left.append("the random generators")
         if left:
             raise CudagraphError(

@@ -34,7 +34,7 @@ class HostBackend:
     def running(self):
         return torch.inference_mode()
 
-    def rng_state(self):
+    def rng_state(self, *roots):
         return torch.get_rng_state()
 
     def set_rng_state(self, state):

@@ -8,7 +8,8 @@ from tests.fake_cuda import FakeCuda
 from torch import nn
 
 from pytest_cudagraph.backends.cuda import CudaBackend
-from pytest_cudagraph.backends.cuda.gpu import generators_of, register
+from pytest_cudagraph.backends.cuda.gpu import register
+from pytest_cudagraph.backends.generators import generators_of
 from pytest_cudagraph.errors import CaptureRefusal
 
 pytestmark = pytest.mark.usefixtures("no_collections")

@@ -119,7 +119,7 @@ class FakeBackend:
     def running(self):
         return torch.inference_mode()
 
-    def rng_state(self):
+    def rng_state(self, *roots):
         return torch.get_rng_state()
 
     def set_rng_state(self, state):

@@ -123,6 +123,17 @@ def test_captures_leave_state_and_generators_as_they_were(model):
     assert torch.equal(torch.get_rng_state(), random)
 
 
+def test_captures_leave_a_generator_of_the_models_own_where_it_was():
+    generator, same = (torch.Generator().manual_seed(3) for _ in range(2))
+
+    def draws(x):
+        return x + torch.rand(x.shape, generator=generator)
+
+    run, x = runner(draws, torch.zeros(2, 3), batch_sizes=(2, 4)), torch.zeros(2, 3)
+    for _ in range(2):
+        torch.testing.assert_close(run(x), torch.rand(2, 3, generator=same))
+
+
 def test_the_examples_are_left_alone_and_need_not_stay():
     example = torch.ones(2, 3)
     run = runner(lambda x: x.add_(1), example, capture="lazy")

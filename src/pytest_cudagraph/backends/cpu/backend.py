@@ -15,6 +15,7 @@ from pytest_cudagraph.backends.capture_mode import capturing, hidden_from_compil
 from pytest_cudagraph.backends.cpu.graph import CpuGraph, CpuInputs, LastReplayed
 from pytest_cudagraph.backends.cpu.recording import OperationRecorder, SeenMemory, record
 from pytest_cudagraph.backends.cpu.tape import OpaqueCall, Tape
+from pytest_cudagraph.backends.generators import GeneratorStates, generators_of, set_states, states_of
 from pytest_cudagraph.protocols import EventTimer, Model
 from pytest_cudagraph.values import Kind, Receipt
 
@@ -86,13 +87,14 @@ class CpuBackend:
         """None: a CPU has no events."""
         return None
 
-    def rng_state(self) -> torch.Tensor:
-        """The state of the default CPU generator."""
-        return torch.get_rng_state()
+    def rng_state(self, *roots: Any) -> tuple[torch.Tensor, GeneratorStates]:
+        """The state of the default CPU generator, and of those that ``roots`` hold."""
+        return torch.get_rng_state(), states_of(generators_of("cpu", *roots))
 
-    def set_rng_state(self, state: torch.Tensor) -> None:
+    def set_rng_state(self, state: tuple[torch.Tensor, GeneratorStates]) -> None:
         """Restore what :meth:`rng_state` returned."""
-        torch.set_rng_state(state)
+        torch.set_rng_state(state[0])
+        set_states(state[1])
 
 
 class CpuPool:

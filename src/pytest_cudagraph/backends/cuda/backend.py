@@ -11,6 +11,7 @@ import torch
 from pytest_cudagraph.backends.cuda.gpu import Gpu
 from pytest_cudagraph.backends.cuda.nodes import NodeSource, load_bindings, load_driver
 from pytest_cudagraph.backends.cuda.pool import CudaGraphPool
+from pytest_cudagraph.backends.generators import GeneratorStates, generators_of, set_states, states_of
 from pytest_cudagraph.values import Kind
 
 
@@ -107,11 +108,13 @@ class CudaBackend:
         """Device time between two events on the current stream."""
         return CudaEventTimer(self._gpu)
 
-    def rng_state(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The states of the default generators of the CPU and of this GPU."""
-        return torch.get_rng_state(), self._gpu.cuda.get_rng_state(self._gpu.index)
+    def rng_state(self, *roots: Any) -> tuple[torch.Tensor, torch.Tensor, GeneratorStates]:
+        """The states of the default generators of the CPU and of this GPU, and of this GPU's that ``roots`` hold."""
+        on_gpu = self._gpu.cuda.get_rng_state(self._gpu.index)
+        return torch.get_rng_state(), on_gpu, states_of(generators_of(self.device, *roots))
 
-    def set_rng_state(self, state: tuple[torch.Tensor, torch.Tensor]) -> None:
+    def set_rng_state(self, state: tuple[torch.Tensor, torch.Tensor, GeneratorStates]) -> None:
         """Restore what :meth:`rng_state` returned."""
         torch.set_rng_state(state[0])
         self._gpu.cuda.set_rng_state(state[1], self._gpu.index)
+        set_states(state[2])

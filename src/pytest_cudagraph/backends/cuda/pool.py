@@ -11,10 +11,11 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from pytest_cudagraph.backends.buffers import StaticInputs, argument_names, check_output, describe
 from pytest_cudagraph.backends.capture_mode import capturing, uncached_autocast
-from pytest_cudagraph.backends.cuda.gpu import Gpu, generators_of, states_kept
+from pytest_cudagraph.backends.cuda.gpu import Gpu
 from pytest_cudagraph.backends.cuda.graph import CudaCapturedGraph
 from pytest_cudagraph.backends.cuda.nodes import NodeSource, count_nodes
 from pytest_cudagraph.backends.cuda.recording import EmptyGraph, no_graphs_inside, record
+from pytest_cudagraph.backends.generators import generators_of, states_kept
 from pytest_cudagraph.errors import CaptureRefusal, CudagraphError, InputError
 from pytest_cudagraph.gc_pause import heap_frozen
 from pytest_cudagraph.protocols import Model
