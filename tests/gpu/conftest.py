@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.gpu.projects import Project, source_first
+from tests.gpu.sizes import on_emulated_device
 
 from pytest_cudagraph import pytree
 from pytest_cudagraph.backends import open_backend
@@ -51,6 +52,19 @@ def backend():
 def pool(backend):
     with backend.pool() as pool:
         yield pool
+
+
+@pytest.fixture(autouse=True)
+def _asynchronous(monkeypatch):
+    """On an emulated device too, work waits in its stream's queue. A seed chooses the order among streams."""
+    if not on_emulated_device():
+        yield
+        return
+    import cuda_emulator
+
+    monkeypatch.setenv("CUDA_EMULATOR_SEED", "1")  # of the processes that a test starts
+    with cuda_emulator.asynchronous(seed=1):
+        yield
 
 
 @pytest.fixture(autouse=True)
