@@ -16,12 +16,22 @@ OTHER_ARMS = ("inductor-replay", "aot-replay", "graphed-callables", "reduce-over
 _TITLE = "# What GPUs have shown"
 _MADE = "<!-- made by benchmarks/gpu_page.py; do not edit -->"
 _NO_EVIDENCE = """\
-**No GPU has run this code yet.** The CUDA backend was written from torch's sources and is tested against a fake of
-`torch.cuda`. The CPU twin, the statistics and all other code run on every machine. Statements about CUDA in these pages
-are expectations, not measurements. An emulated CUDA device (`emulator/`) is no GPU, and `benchmarks/gpu.py` refuses it.
+**No GPU has run this code yet.** The CPU twin, the statistics and all other code run on every machine. Statements about
+the driver and about GPUs in these pages are expectations, not measurements.
+
+CI runs the CUDA backend, `tests/gpu` and the conformance suite on torch's CUDA build over an emulated device
+([emulator](../emulator/README.md)). That run is no evidence of a GPU, and `benchmarks/gpu.py` refuses it:
+
+| what | there |
+|---|---|
+| torch's C++: allocator, pools of graphs, graphs, generators, streams, events, texts of errors | real |
+| the driver's rules of capture, queues, error codes | imitated from NVIDIA's documents |
+| kernels | imitated by torch's CPU kernels |
+| NVML | memory is real, the rest are constants or what a test asks for |
+| the driver itself, speed, cuBLAS, cuDNN, Triton, numerics of a GPU | not shown by any run |
 
 To change that, run three commands on a machine with a GPU. The first two run the tests that need a GPU. The third
-measures and writes the evidence for this page:
+asks for the rules of capture, prints where the GPU's answers differ, measures, and writes the evidence for this page:
 
 ```
 PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 PYTHONPATH=src python3 -m pytest -p pytest_cudagraph.plugin tests/gpu
