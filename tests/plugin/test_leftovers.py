@@ -23,3 +23,13 @@ def test_compiled_packages_without_a_cache_end_with_their_test(project, tmp_path
     (folder,) = packaged_as_exported
     assert folder.is_relative_to(temporary)
     assert not list(temporary.glob("pytest-cudagraph-*"))
+
+
+def test_a_cache_that_cannot_be_written_is_one_clear_error(project):
+    (project.path / "file").write_text("", encoding="utf-8")
+    project.write(plain="cudagraph(Mlp().eval(), torch.randn(1, 16), compile='aot')")
+    result = project.measure("-o", "cache_dir=file/cache")
+    result.assert_outcomes(failed=1)
+    words = "keeps packages in pytest's cache, which cannot be written: *: *file"
+    result.stdout.fnmatch_lines([f"E*CompileFailed: compile='aot' {words}"])
+    assert "pytest_cudagraph/" not in result.stdout.str()

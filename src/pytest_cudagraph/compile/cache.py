@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
 import os
 import pickle
+import secrets
 import shutil
-import tempfile
+import stat
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -139,10 +141,14 @@ class PackageCache:
             lock.release()
 
     def find(self, key: str) -> Path | None:
-        """The stored package, or None. See :meth:`is_damaged` for its content."""
+        """The stored package, or None. See :meth:`is_damaged` for its content.
+
+        Raises :class:`~pytest_cudagraph.errors.CudagraphError` for one that another user could have written.
+        """
         package = self._package(key)
         if not package.exists():
             return None
+        _require_private(package)
         os.utime(package)  # the oldest are removed first, and this one is in use
         return package
 
@@ -159,6 +165,7 @@ class PackageCache:
         written = built.with_suffix(".sha256")
         written.write_text(_sha256(built), encoding="ascii")
         # The checksum first: after a crash in between the pair does not match, and the package is rebuilt.
+        built.chmod(0o600)
         written.replace(checksum)
         built.replace(package)
         self._drop_oldest()
@@ -168,15 +175,25 @@ class PackageCache:
     def build_folder(self) -> Iterator[Path]:
         """A temporary folder on the same file system, so that :meth:`store` is a rename."""
         self._create_folder()
-        folder = Path(tempfile.mkdtemp(prefix="building-", dir=self._folder))
-        try:
-            yield folder
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+        self._remove_dead_builds()
+        folder = self._folder / f"building-{secrets.token_hex(8)}"
+        # Locked before there is a folder, and as long as there is one: a folder without a holder is of a killed build.
+        with FileLock(f"{folder}.lock"):
+            folder.mkdir(mode=0o700)
+            try:
+                yield folder
+            finally:
+                _remove_build(folder)
+
+    def _remove_dead_builds(self) -> None:
+        """Remove what killed builds left. The lock of a running build is held, also by another container."""
+        for lock in self._folder.glob("building-*.lock"):
+            with contextlib.suppress(Timeout, OSError), FileLock(lock, timeout=0):
+                _remove_build(lock.with_suffix(""))
 
     def _create_folder(self) -> None:
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             # Baselines in the same folder are committed, packages are not.
             (self._folder / ".gitignore").write_text("*\n", encoding="ascii")
         except OSError as exc:
@@ -184,6 +201,7 @@ class PackageCache:
                 f"compile='aot' keeps packages in {self._folder}, which cannot be written: {exc.strerror}\n"
                 f"  to fix: make it writable, or use compile='inductor'"
             ) from exc
+        _require_private(self._folder)
 
     def _drop_oldest(self) -> None:
         packages = sorted(self._folder.glob("*.pt2"), key=lambda path: path.stat().st_mtime, reverse=True)
@@ -196,6 +214,24 @@ class PackageCache:
 
     def _checksum(self, key: str) -> Path:
         return self._folder / f"{key}.sha256"
+
+
+def _remove_build(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    Path(f"{folder}.lock").unlink(missing_ok=True)
+
+
+def _require_private(path: Path) -> None:
+    """Raise :class:`CudagraphError` unless only this user can write there: a package is code that this process runs."""
+    if not hasattr(os, "geteuid"):
+        return
+    found = path.stat()
+    if found.st_uid != os.geteuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise CudagraphError(
+            f"compile='aot' runs code from packages that only this user (id {os.geteuid()}) can write; found {path} "
+            f"of user {found.st_uid} with permissions {stat.filemode(found.st_mode)}\n"
+            f"  to fix: remove {path}; what is missing is built again"
+        )
 
 
 def _sha256(path: Path) -> str:

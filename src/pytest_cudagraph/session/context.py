@@ -215,7 +215,13 @@ class FixtureContext:
             # Windows keeps a loaded library's file; nothing else may stay behind.
             folder = tempfile.TemporaryDirectory(prefix="pytest-cudagraph-", ignore_cleanup_errors=True)
             return Path(self._resources.enter_context(folder))
-        return Path(cache.mkdir("cudagraph"))
+        try:
+            return Path(cache.mkdir("cudagraph"))
+        except OSError as error:
+            raise errors.CudagraphError(
+                f"compile='aot' keeps packages in pytest's cache, which cannot be written: {error.strerror}: "
+                f"{error.filename}\n  to fix: -o cache_dir=FOLDER with one that can be written, or -p no:cacheprovider"
+            ) from error
 
     def progress(self, line: str) -> None:
         """Show one line on a terminal, over the last one; nothing on a pipe. An empty line clears it."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -85,3 +87,77 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path):
         f"compile='aot' keeps packages in {tmp_path / 'file' / 'aot'}, which cannot be written: {reason}\n"
         "  to fix: make it writable, or use compile='inductor'"
     )
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from pytest_cudagraph.compile.cache import PackageCache
+with PackageCache(Path(sys.argv[1])).build_folder() as folder:
+    (folder / "program.pt2").write_bytes(b"half")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="SIGKILL")
+def test_a_killed_build_is_removed_by_the_next_one_and_a_running_or_foreign_one_is_not(tmp_path):
+    folder = tmp_path / "aot"
+    subprocess.run([sys.executable, "-c", KILLED, str(folder)], check=False)
+    assert len(list(folder.glob("building-*/program.pt2"))) == 1
+    (folder / "building-site").mkdir()
+    with PackageCache(folder).build_folder() as running:
+        with PackageCache(folder).build_folder() as other:
+            assert running.is_dir()
+            assert {path.name for path in folder.glob("building-*") if path.is_dir()} == {
+                running.name, other.name, "building-site",
+            }  # fmt: skip
+    assert sorted(path.name for path in folder.iterdir()) == [".gitignore", "building-site"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="permissions of POSIX")
+def test_what_is_built_belongs_to_the_user_alone_whatever_the_umask(tmp_path, put):
+    before = os.umask(0)
+    try:
+        path = put(PackageCache(tmp_path / "aot"), "k")
+    finally:
+        os.umask(before)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+    assert PackageCache(tmp_path / "aot").find("k") == path
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="permissions of POSIX")
+@pytest.mark.parametrize("mode", [0o620, 0o602])
+def test_a_package_that_others_can_write_is_refused(tmp_path, put, mode):
+    cache = PackageCache(tmp_path / "aot")
+    path = put(cache, "k")
+    path.chmod(mode)
+    with pytest.raises(CudagraphError) as raised:
+        cache.find("k")
+    shown = {0o620: "-rw--w----", 0o602: "-rw-----w-"}[mode]
+    assert str(raised.value) == (
+        f"compile='aot' runs code from packages that only this user (id {os.geteuid()}) can write; found {path} of "
+        f"user {os.geteuid()} with permissions {shown}\n  to fix: remove {path}; what is missing is built again"
+    )
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="permissions of POSIX")
+def test_a_folder_or_package_of_another_user_is_refused(tmp_path, put, monkeypatch):
+    cache = PackageCache(tmp_path / "aot")
+    put(cache, "k")
+    monkeypatch.setattr(os, "geteuid", lambda: Path(tmp_path).stat().st_uid + 1)
+    with pytest.raises(CudagraphError, match=r"found .*k\.pt2 of user"):
+        cache.find("k")
+    with pytest.raises(CudagraphError, match=r"found .*aot of user"), cache.build_folder():
+        pass
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="permissions of POSIX")
+def test_a_folder_that_others_can_write_is_refused(tmp_path):
+    (tmp_path / "aot").mkdir()
+    (tmp_path / "aot").chmod(0o777)
+    cache = PackageCache(tmp_path / "aot")
+    for use in (cache.build_folder, lambda: cache.locked("k", 1.0)):
+        with pytest.raises(CudagraphError, match=r"found .*aot of user .* with permissions drwxrwxrwx"), use():
+            pass
