@@ -6,8 +6,11 @@ import os
 import platform
 import re
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
+
+from pytest_cudagraph.errors import DeviceUnavailable
 
 _GIT_TIMEOUT_S = 10
 """``git status`` of a large tree on a network file system takes seconds. A run must not hang."""
@@ -53,6 +56,17 @@ def host_cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
 def python_version() -> str:
     """``3.12.4``."""
     return platform.python_version()
+
+
+def require_torch() -> None:
+    """Raise :class:`~pytest_cudagraph.errors.DeviceUnavailable` if PyTorch cannot be imported."""
+    try:
+        import torch  # noqa: F401
+    except (ImportError, OSError) as error:
+        raise DeviceUnavailable(
+            f"pytest-cudagraph needs PyTorch, which {sys.executable} cannot import ({error}): "
+            "install torch there, or run pytest with -p no:cudagraph"
+        ) from None
 
 
 def torch_version() -> str:

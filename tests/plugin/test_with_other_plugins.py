@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 
@@ -196,3 +197,127 @@ def test_a_test_that_leaves_its_folder_does_not_take_the_document_along(project)
     project.write(moves=f"import os\nos.mkdir('away'); os.chdir('away')\n{GOOD}")
     project.measure("--cudagraph-json=run.json").assert_outcomes(passed=1)
     assert (project.path / "run.json").exists()
+
+
+RETRIES = """
+import pytest
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_makereport(item, call):
+    # As pytest-retry does it: a second attempt within the report of the first, whose report then changes.
+    report = yield
+    if call.when == "call" and report.failed:
+        hook = item.ihook
+        other = pytest.Class.from_parent(item.session, name="Other")
+        pytest.CallInfo.from_call(lambda: hook.pytest_runtest_teardown(item=item, nextitem=other), when="teardown")
+        report.outcome = "retried"
+        hook.pytest_runtest_logreport(report=report)
+        item._initrequest()
+        pytest.CallInfo.from_call(lambda: hook.pytest_runtest_setup(item=item), when="setup")
+        call = pytest.CallInfo.from_call(lambda: hook.pytest_runtest_call(item=item), when="call")
+        second = pytest.TestReport.from_item_and_call(item, call)
+        report.outcome, report.longrepr = second.outcome, second.longrepr
+    return report
+"""
+
+RETRIED = """
+import torch
+
+attempts = []
+
+def test_flaky(cudagraph):
+    attempts.append(1)
+    cudagraph(torch.nn.ReLU(), torch.randn(1, 4), min_speedup=0.01 if attempts[1:] else 1000)
+
+def test_fails_twice(cudagraph):
+    cudagraph(torch.nn.ReLU(), torch.randn(1, 4), min_speedup=1000)
+"""
+
+
+@pytest.mark.parametrize("options", [(), ("-p", "no:benchmark", "-n", "1")], ids=["alone", "under xdist"])
+def test_a_second_attempt_within_the_report_of_the_first_is_the_one_that_counts(project, options):
+    project.pytester.makeconftest(RETRIES)
+    project.pytester.makepyfile(test_user=RETRIED)
+    result = project.measure("--cudagraph-update", "--cudagraph-json=run.json", "--junitxml=junit.xml", *options)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    tests = json.loads((project.path / "run.json").read_text(encoding="utf-8"))["tests"]
+    assert [(each["name"], each["verdict"]) for each in tests] == [
+        ("test_user.py::test_flaky", "passed"), ("test_user.py::test_fails_twice", "failed"),
+    ]  # fmt: skip
+    assert {
+        each["extra_info"]["cudagraph"]["name"] for each in json.loads(project.baseline.read_text())["benchmarks"]
+    } == {"test_user.py::test_flaky"}
+    assert (project.path / "junit.xml").read_text(encoding="utf-8").count('name="cudagraph.verdict"') == 2
+
+
+@pytest.mark.parametrize("options", [("--cudagraph",), ()], ids=["measured", "without the flag"])
+def test_without_torch_the_plugin_says_so_in_one_sentence(project, options):
+    project.pytester.makeconftest('import sys\nsys.modules["torch"] = None')
+    project.pytester.makepyfile(test_user="def test_plain(cudagraph): cudagraph(lambda x: x, 3)")
+    result = project.run_alone(*options)
+    words = (
+        "pytest-cudagraph needs PyTorch, which * cannot import (*): install torch there, or run pytest with -p no:cud*"
+    )
+    if options:
+        assert result.ret == pytest.ExitCode.USAGE_ERROR
+        result.stderr.fnmatch_lines([f"ERROR: {words}"])
+    else:
+        result.assert_outcomes(failed=1)
+        result.stdout.fnmatch_lines([f"E*DeviceUnavailable: {words}"])
+    assert "INTERNALERROR" not in result.stdout.str() + result.stderr.str()
+    assert "pytest_cudagraph/" not in result.stdout.str()
+
+
+INTERRUPTS = """
+import os, pytest
+from pathlib import Path
+
+real, calls = os.fsync, []
+
+def interrupt(descriptor):
+    calls.append(descriptor)
+    if len(calls) == {at}:
+        raise KeyboardInterrupt
+    real(descriptor)
+
+patch = pytest.MonkeyPatch()
+
+def pytest_runtest_teardown():
+    patch.setattr(os, "fsync", interrupt)
+
+pytest_unconfigure = patch.undo
+"""
+
+
+@pytest.mark.parametrize("at", [1, 2], ids=["baseline", "document"])
+def test_ctrl_c_while_the_results_are_written_leaves_each_file_whole_or_as_it_was(project, at):
+    project.write(plain=GOOD)
+    project.measure("--cudagraph-update=all", "--cudagraph-json=run.json").assert_outcomes(passed=1)
+    before = {path: path.read_bytes() for path in (project.baseline, project.path / "run.json")}
+    project.pytester.makeconftest(INTERRUPTS.format(at=at))
+    result = project.measure("--cudagraph-update=all", "--cudagraph-json=run.json", "--junitxml=junit.xml")
+    assert result.ret == pytest.ExitCode.INTERRUPTED
+    result.stdout.fnmatch_lines(
+        ["interrupted while the results were written: each file is written whole or unchanged; run again"]
+    )
+    for path, content in before.items():
+        json.loads(path.read_text(encoding="utf-8"))
+        assert path.read_bytes() == content or at == 2
+    assert (project.path / "run.json").read_bytes() == before[project.path / "run.json"]
+    assert (project.path / "junit.xml").is_file()
+    assert not list(project.path.rglob(".*.tmp"))
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")], ids=["pipe", "device"])
+def test_no_run_waits_for_a_pipe_or_a_device_in_the_baseline_folder(project, make):
+    project.write(plain=GOOD)
+    project.measure("--cudagraph-update").assert_outcomes(passed=1)
+    make(project.baseline.with_name("other.json"))
+    project.measure().assert_outcomes(passed=1)
+    own = next(path for path in project.path.glob(".cudagraph/*.json") if path.name != "other.json")
+    own.unlink()
+    make(own)
+    result = project.measure()
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines([f"ERROR: {own}: cannot be read (only a regular file is read)"])

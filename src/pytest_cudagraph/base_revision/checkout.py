@@ -15,8 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+from filelock import FileLock, Timeout
+
 from pytest_cudagraph.environment import without_git_locals
 from pytest_cudagraph.errors import RevisionError
+
+_PREFIX, _RUNNING = "pytest-cudagraph-", "running.lock"
+"""The folder around a worktree, and the lock in it."""
 
 _SEPARATORS = re.compile(rf"([\s{re.escape(os.pathsep)}]+)")
 
@@ -87,10 +92,15 @@ def find_revision(folder: Path, name: str) -> Revision:
 
 @contextmanager
 def checked_out(revision: Revision) -> Iterator[Path]:
-    """The folder of a git worktree at ``revision``. It is removed afterwards, also after Ctrl-C or SIGTERM."""
+    """The folder of a git worktree at ``revision``. It is removed afterwards, also after Ctrl-C or SIGTERM.
+
+    After SIGKILL the next call for the same repository removes it.
+    """
+    _remove_abandoned(revision.top)
     with (
         _termination_as_interrupt(),
-        tempfile.TemporaryDirectory(prefix="pytest-cudagraph-", ignore_cleanup_errors=True) as folder,
+        tempfile.TemporaryDirectory(prefix=_PREFIX, ignore_cleanup_errors=True) as folder,
+        FileLock(Path(folder) / _RUNNING),
     ):
         # The folder keeps its name, because packages and configuration may depend on it.
         tree = Path(folder).resolve() / revision.top.name
@@ -99,6 +109,17 @@ def checked_out(revision: Revision) -> Iterator[Path]:
             yield tree
         finally:
             _remove(revision.top, tree)
+
+
+def _remove_abandoned(top: Path) -> None:
+    """Remove the worktrees of killed processes. The lock beside a worktree is held as long as its process lives."""
+    for line in _git(top, "worktree", "list", "--porcelain").splitlines():
+        tree = Path(line.removeprefix("worktree "))
+        lock = tree.parent / _RUNNING
+        if line.startswith("worktree ") and tree.parent.name.startswith(_PREFIX) and lock.is_file():
+            with suppress(Timeout, OSError), FileLock(lock, timeout=0):
+                _remove(top, tree)
+                shutil.rmtree(tree.parent, ignore_errors=True)
 
 
 def _remove(top: Path, tree: Path) -> None:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -27,6 +28,9 @@ def run_order(first: int, last: int) -> Iterator[tuple[SideName, SideName]]:
     for number in range(first, last):
         yield ("base", "head") if number % 2 == 0 else ("head", "base")
 
+
+PARENT = "PYTEST_CUDAGRAPH_PARENT"
+"""The variable that names a descriptor to a sampling process. Its end of file says that the parent has ended."""
 
 DOCUMENT, MODULES, COURSE = "run.json", "modules.json", "course.json"
 """The files that a sampling process writes into its folder.
@@ -167,14 +171,15 @@ class RevisionProcess:
         self._make_folder()
         into.mkdir(parents=True)
         log = into / "output.txt"
-        with log.open("wb") as output:
+        with log.open("wb") as output, _alive_pipe() as pipe:
             process = subprocess.Popen(
                 self._command(into, gone),
                 cwd=self.moved(self.folder),
-                env=self._environment(),
+                env={**self._environment(), PARENT: ",".join(map(str, pipe))},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
+                pass_fds=pipe,
             )
             try:
                 process.wait()
@@ -246,6 +251,20 @@ class RevisionProcess:
             f"The end of its output:\n{end}\n"
             "  a checkout holds committed files only: what is generated or ignored has to be made by a conftest"
         )
+
+
+@contextmanager
+def _alive_pipe() -> Iterator[tuple[int, ...]]:
+    """The reading end of a pipe that closes when this process ends in any way, also by SIGKILL. None on Windows."""
+    if os.name != "posix":
+        yield ()
+        return
+    reading, writing = os.pipe()
+    try:
+        yield (reading,)
+    finally:
+        os.close(reading)
+        os.close(writing)
 
 
 def _is_installed(entry: str) -> bool:

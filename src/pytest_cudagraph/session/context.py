@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_cudagraph import errors
+from pytest_cudagraph import environment, errors
 from pytest_cudagraph.foreign import printable
 from pytest_cudagraph.session.exceptions import depth_of_test, exclusive_call, hide_plugin_frames, outcome_of
 from pytest_cudagraph.session.state_keys import BASE, CALL_LOCK, DEVICE_CONTEXTS, OUTCOMES, OWNERS, SETTINGS, marks_of
@@ -277,6 +277,7 @@ def _or(given: Any, otherwise: Any) -> Any:
 
 def open_once(config: pytest.Config, option: str) -> DeviceContext:
     """Open a device, or give the one opened before."""
+    environment.require_torch()
     from pytest_cudagraph.pipeline import open_device_context
 
     device_contexts = config.stash[DEVICE_CONTEXTS]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
-from pytest_cudagraph import errors
+from pytest_cudagraph import environment, errors
 from pytest_cudagraph.errors import CudagraphError, EagerFailed, GraphTestFailure, InputError
 from pytest_cudagraph.foreign import printable_lines
 
@@ -34,6 +34,7 @@ def hide_plugin_frames(
     def call(context: FixtureContext, /, *args: P.args, **kwargs: P.kwargs) -> T:
         __tracebackhide__ = True
         try:
+            environment.require_torch()
             with context.exclusive_call():
                 return method(context, *args, **kwargs)
         except GraphTestFailure as failure:

@@ -16,7 +16,6 @@ import pytest
 from pytest_cudagraph.foreign import printable_lines
 from pytest_cudagraph.session import worker_results
 from pytest_cudagraph.session.state_keys import (
-    BROKEN,
     CALL_LOCK,
     COLLECTED,
     DESELECTED,
@@ -26,6 +25,7 @@ from pytest_cudagraph.session.state_keys import (
     OUTCOMES,
     OWNERS,
     PASSED,
+    REPORTS,
     RUN_SUMMARY,
     SELECTED,
     SETTINGS,
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from pytest_cudagraph.summary import CollectedTests
 
 _IDLE = tuple(f"--cudagraph-{name}" for name in ("base", "update", "suggest", "json", "strict", "require-gpu"))
+
+_INTERRUPTED = "interrupted while the results were written: each file is written whole or unchanged; run again"
 
 
 def begin(config: pytest.Config) -> None:
@@ -175,19 +177,23 @@ def header(config: pytest.Config) -> list[str]:
 
 def begin_test(item: pytest.Item) -> None:
     """Drop the results of an earlier attempt: of a test that runs again the last attempt counts."""
-    if worker_results.forget(item.config, item.nodeid):
-        item.user_properties[:] = [each for each in item.user_properties if not each[0].startswith("cudagraph")]
+    worker_results.forget(item.config, item.nodeid)
+    item.user_properties[:] = [each for each in item.user_properties if not each[0].startswith("cudagraph")]
 
 
 def note_result(item: pytest.Item, report: pytest.TestReport) -> None:
-    """Remember which tests passed in all their phases: only their results may be recorded."""
+    """Remember which tests passed in all their phases: only their results may be recorded.
+
+    This is decided at the end, because pytest-retry changes the report of a call after a second attempt.
+    """
     passed = item.config.stash[PASSED]
+    passed.discard(item.nodeid)
+    reports = [] if report.when == "setup" else item.stash.get(REPORTS, [])
+    item.stash[REPORTS] = [] if report.when == "teardown" else [*reports, report]
     # A subtest has its test's node id, and a test with a failed subtest reports that it passed.
-    item.stash[BROKEN] = report.failed or (report.when != "setup" and item.stash.get(BROKEN, False))
-    if report.when == "setup" or item.stash[BROKEN]:
-        passed.discard(item.nodeid)
-    elif report.when == "call" and report.passed and not hasattr(report, "wasxfail"):
-        passed.add(item.nodeid)
+    if report.when == "teardown" and not any(each.failed for each in (*reports, report)):
+        calls = [each for each in reports if each.when == "call" and each.passed and not hasattr(each, "wasxfail")]
+        passed.update([item.nodeid] if calls else [])
 
 
 def end(session: pytest.Session, exitstatus: int) -> None:
@@ -197,11 +203,17 @@ def end(session: pytest.Session, exitstatus: int) -> None:
     if hasattr(config, "workerinput"):
         worker_results.send(config)
     elif _has_summary(config):
-        from pytest_cudagraph.summary import end_run
+        from pytest_cudagraph.summary import RunSummary, end_run
 
         outcomes = stash[OUTCOMES]
         saved = {each.device: each.saved for each in stash[DEVICE_CONTEXTS].values()}
-        summary = stash[RUN_SUMMARY] = end_run(outcomes, _collected(session, exitstatus), stash[SETTINGS], saved)
+        try:
+            summary = end_run(outcomes, _collected(session, exitstatus), stash[SETTINGS], saved)
+        except KeyboardInterrupt:
+            # Other plugins still write their files, such as JUnit's.
+            session.exitstatus = pytest.ExitCode.INTERRUPTED
+            summary = RunSummary(problems=(_INTERRUPTED,), failed=True)
+        stash[RUN_SUMMARY] = summary
         if summary.failed and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
         if not config.pluginmanager.has_plugin("terminalreporter"):

@@ -22,8 +22,8 @@ BASE: pytest.StashKey[AgainstBase] = pytest.StashKey()
 OUTCOMES: pytest.StashKey[list[GraphReport]] = pytest.StashKey()
 PASSED: pytest.StashKey[set[str]] = pytest.StashKey()
 """Node ids of tests that passed in all their phases. Only their results may be recorded."""
-BROKEN: pytest.StashKey[bool] = pytest.StashKey()
-"""On the item: whether a phase of the current attempt failed."""
+REPORTS: pytest.StashKey[list[pytest.TestReport]] = pytest.StashKey()
+"""On the item: the reports of the current attempt."""
 COLLECTED: pytest.StashKey[set[str]] = pytest.StashKey()
 """Node ids of all tests of this run. :data:`OURS` has those with this plugin's fixtures."""
 OURS: pytest.StashKey[set[str]] = pytest.StashKey()

@@ -13,13 +13,10 @@ _WORKER_KEY = "pytest_cudagraph"
 _SETS = {PASSED: "passed", COLLECTED: "collected", OURS: "ours"}
 
 
-def forget(config: pytest.Config, nodeid: str) -> bool:
-    """Drop the reports of a test. Returns whether there were any."""
+def forget(config: pytest.Config, nodeid: str) -> None:
+    """Drop the reports of a test."""
     outcomes = config.stash[OUTCOMES]
-    kept = [report for report in outcomes if report.nodeid != nodeid]
-    is_shorter = len(kept) < len(outcomes)
-    outcomes[:] = kept
-    return is_shorter
+    outcomes[:] = [report for report in outcomes if report.nodeid != nodeid]
 
 
 def pack(config: pytest.Config, report: pytest.TestReport, data: dict[str, Any]) -> None:
@@ -32,6 +29,8 @@ def pack(config: pytest.Config, report: pytest.TestReport, data: dict[str, Any])
         # A test has passed only after its teardown.
         has_passed = when == "teardown" and report.nodeid in config.stash[PASSED]
         data[_WORKER_KEY] = {"outcomes": _take_outcomes(config), "passed": [report.nodeid] * has_passed}
+        # A second attempt of pytest-retry reports no setup.
+        data[_WORKER_KEY] |= {"begun": report.nodeid} if when == "call" else {}
 
 
 def unpack(report: Any) -> None:

@@ -174,3 +174,30 @@ def test_a_checkout_that_is_broken_is_taken_off_the_list_all_the_same(repository
         list(_broken(tree))[number]()
     assert not tree.exists()
     assert len(worktrees(repository)) == 1
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from pytest_cudagraph import base_revision
+with base_revision.checked_out(base_revision.find_revision(Path(sys.argv[1]), "HEAD")):
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="SIGKILL")
+def test_the_checkout_of_a_killed_process_is_removed_by_the_next_one_and_no_other(repository, tmp_path, monkeypatch):
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    monkeypatch.setattr(base_revision.checkout.tempfile, "tempdir", str(temporary))
+    subprocess.run([sys.executable, "-c", KILLED, str(repository)], check=False)
+    git(repository, "worktree", "add", "--detach", str(temporary / "pytest-cudagraph-mine" / "project"))
+    assert len(worktrees(repository)) == 3
+    with base_revision.checked_out(base_revision.find_revision(repository, "HEAD")) as running:
+        assert len(worktrees(repository)) == 3
+        with base_revision.checked_out(base_revision.find_revision(repository, "HEAD")):
+            assert len(worktrees(repository)) == 4
+            assert running.is_dir()
+    assert [path.name for path in temporary.iterdir()] == ["pytest-cudagraph-mine"]
