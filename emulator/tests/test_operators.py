@@ -265,3 +265,50 @@ def test_an_output_that_is_too_small_is_resized_on_its_own_stream(row):
 def test_an_operator_sees_that_two_arguments_share_memory(row):
     with pytest.raises(RuntimeError, match="some elements of the input tensor and the written-to tensor"):
         row[1:].add_(row[:-1])
+
+
+# --- sparse tensors
+
+
+def sparse(device):
+    indices = torch.tensor([[0, 1, 1], [2, 0, 0]])
+    values = torch.tensor([3.0, 4.0, 5.0])
+    return torch.sparse_coo_tensor(indices, values, (2, 3), check_invariants=False).to(device)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda matrix, dense: matrix.to_dense(),
+        lambda matrix, dense: matrix.coalesce().values(),
+        lambda matrix, dense: matrix @ dense.t(),
+        lambda matrix, dense: dense + matrix,
+        lambda matrix, dense: dense.clone().add_(matrix),
+        lambda matrix, dense: (matrix + matrix).to_dense(),
+        lambda matrix, dense: (matrix.coalesce() * matrix.coalesce()).to_dense(),
+        lambda matrix, dense: dense.to_sparse().to_dense(),
+        lambda matrix, dense: torch.sparse.softmax(matrix, 1).to_dense(),
+    ],
+    ids=["to_dense", "coalesce", "matmul", "dense+sparse", "add_", "sparse+sparse", "mul", "to_sparse", "softmax"],
+)
+def test_a_sparse_operator_gives_the_numbers_of_the_cpu(call):
+    dense = torch.arange(6.0).view(2, 3)
+    torch.testing.assert_close(call(sparse("cuda"), dense.cuda()).cpu(), call(sparse("cpu"), dense))
+
+
+@pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")
+def test_a_capture_refuses_a_sparse_operator():
+    matrix = sparse("cuda")
+    with pytest.raises(RuntimeError, match=r"operation (not permitted|failed due to a previous error)"):
+        captured(matrix.to_dense)
+
+
+def test_sparse_gradients_of_an_embedding_train_it():
+    rows = {}
+    for device in ("cpu", "cuda"):
+        torch.manual_seed(0)
+        table = nn.Embedding(4, 3, sparse=True).to(device)
+        table(torch.tensor([1, 1, 3], device=device)).sum().backward()
+        torch.optim.SGD(table.parameters(), 0.5).step()
+        rows[device] = table.weight.detach().cpu()
+    torch.testing.assert_close(rows["cuda"], rows["cpu"])

@@ -3,6 +3,7 @@
 
 #include "emulate.h"
 #include "forms.h"
+#include "sparse.h"
 
 namespace emulator {
 
@@ -30,6 +31,12 @@ torch::Library& library_for(DispatchKey key) {
   return *new torch::Library(torch::Library::IMPL, "aten", key, __FILE__, __LINE__);  // never taken back
 }
 
+void add(torch::Library& library, Operator op, Form form) {
+  const auto name = op.name;
+  auto kernel = std::make_unique<Kernel>(std::move(op), form);
+  library.impl(name.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::move(kernel)));
+}
+
 }  // namespace
 }  // namespace emulator
 
@@ -37,14 +44,16 @@ extern "C" void cuda_emulator_install() {
   using namespace emulator;
   add_cells(library_for(DispatchKey::CPU));
   auto& library = library_for(DispatchKey::CUDA);
+  auto& sparse = library_for(DispatchKey::SparseCUDA);
   auto& dispatcher = c10::Dispatcher::singleton();
   for (const auto& name : dispatcher.getAllOpNames()) {
     if (name.name.rfind("aten::", 0) != 0) continue;
     const auto handle = dispatcher.findSchema(name);
     const auto full = full_name(name);
-    if (!handle || !is_emulated(*handle, full)) continue;
+    if (!handle) continue;
+    if (has_sparse_kernels(*handle)) add(sparse, describe_sparse(*handle), emulate_sparse);
+    if (!is_emulated(*handle, full)) continue;
     const auto form = form_of(full);
-    auto kernel = std::make_unique<Kernel>(describe(*handle), form ? form : emulate);
-    library.impl(full.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::move(kernel)));
+    add(library, describe(*handle), form ? form : emulate);
   }
 }

@@ -133,6 +133,14 @@ Operator describe(const c10::OperatorHandle& handle) {
   return op;
 }
 
+Operator describe_sparse(const c10::OperatorHandle& handle) {
+  auto op = describe(handle);
+  const auto at = op.wrapper.find("CUDA");
+  if (at != std::string::npos) op.wrapper.insert(at, "Sparse");
+  op.shapes.reset();
+  return op;
+}
+
 bool must_wait(const Operator& op, const Values& arguments) {
   if (op.waits != Waits::by_arguments) return op.waits == Waits::always;
   const auto& schema = op.handle.schema();

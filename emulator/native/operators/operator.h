@@ -37,6 +37,9 @@ std::string full_name(const c10::OperatorName& name);
 
 Operator describe(const c10::OperatorHandle& handle);
 
+// The same for torch's key SparseCUDA, which has other generated functions.
+Operator describe_sparse(const c10::OperatorHandle& handle);
+
 // Whether torch's CUDA code of this operator waits for the device, given these arguments.
 bool must_wait(const Operator& op, const Values& arguments);
 

@@ -28,7 +28,7 @@ bool is_capturing(cudaStream_t stream);
 // the kernel raises where the stream runs it at once.
 void launch(cudaStream_t stream, std::unique_ptr<Work> work);
 
-// Run a kernel at once, and count it as a launch on the stream.
-void run_at_once(cudaStream_t stream, const Operator& op, Values& stack, const Draw& draw);
+// For a kernel that runs at once, outside the stream's work. Raises what the runtime refuses.
+void count_launch(cudaStream_t stream, const Operator& op);
 
 }  // namespace emulator
