@@ -15,12 +15,13 @@ def make_model() -> nn.Module:
     return nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 10)).eval()
 
 
-def test_capture_check_and_measure(capture_graphs, assert_replay_close, measure_speedup):
-    model = make_model()
-    graphs = capture_graphs(model, torch.randn(1, 64), batch_sizes=[1, 4])
+def test_capture_check_and_measure(cudagraph, capture_graphs, assert_replay_close, measure_speedup):
+    # A model on the CPU would be copied to the GPU, and this test compares with the model itself.
+    model = make_model().to(cudagraph.device)
+    graphs = capture_graphs(model, torch.randn(1, 64, device=cudagraph.device), batch_sizes=[1, 4])
 
     with torch.inference_mode():
-        x = torch.randn(4, 64).to(next(model.parameters()).device)
+        x = torch.randn(4, 64, device=cudagraph.device)
         torch.testing.assert_close(graphs[4](x).clone(), model(x))
 
     assert_replay_close(graphs, rtol=1e-4, atol=1e-5)

@@ -1,4 +1,4 @@
-"""Running a script of this folder in a process of its own, so that what it breaks is broken there only."""
+"""Running a script in a process of its own, so that what it breaks is broken there only."""
 
 from __future__ import annotations
 
@@ -17,9 +17,14 @@ TIMEOUT_S = 180
 
 
 def last_line_of(script: str, *arguments: str) -> str:
-    """The last line the script prints; an error with all of its output where it fails."""
+    """The last line that a script of this folder prints."""
+    return output_of(HERE / script, *arguments).splitlines()[-1]
+
+
+def output_of(script: Path, *arguments: str) -> str:
+    """What the script prints; an error with all of its output where it fails."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*map(str, IMPORTED), os.environ.get("PYTHONPATH", "")])}
-    command = [sys.executable, str(HERE / script), *arguments]
+    command = [sys.executable, str(script), *arguments]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    return done.stdout.splitlines()[-1]
+    return done.stdout
