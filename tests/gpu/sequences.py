@@ -584,6 +584,10 @@ def _run_all(first: int, end: int) -> int:
             print(failure, flush=True)
         if seed in failed:
             gc.collect()  # the frames of the error hold tensors
+        if (seed + 1) % 250 == 0:
+            print(
+                f"{seed + 1 - first} sequences, {len(failed)} failed, {time.perf_counter() - began_s:.0f} s", flush=True
+            )
     spent_s = time.perf_counter() - began_s
     counts = ", ".join(f"{count} {what}" for what, count in tally.items())
     print(f"seeds {first} to {end - 1}: {counts} in {spent_s:.0f} s; {len(failed)} failed: {failed}")

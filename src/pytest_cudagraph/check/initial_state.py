@@ -65,8 +65,10 @@ class InitialState:
 
     def __init__(self, model: Model, examples: Iterable[Example], backend: Backend) -> None:
         self._backend = backend
-        self._snapshot = Snapshot.take(model, extras=opaque_arguments(examples))
-        self._rng = backend.rng_state()
+        extras = opaque_arguments(examples)
+        self._snapshot = Snapshot.take(model, extras=extras)
+        self._roots = (model, extras)
+        self._rng = backend.rng_state(*self._roots)
         self._live = self._snapshot.live()
         self._nouns = _nouns(model, self._live)
         self.tensors = {self._noun(name): tensor for name, tensor in self._snapshot.tensors().items()}
@@ -147,7 +149,7 @@ class InitialState:
         self._snapshot.restore()
         self._backend.set_rng_state(self._rng)
         left = [*self._snapshot.changes().names]
-        if not pytree.has_same_tensors(self._backend.rng_state(), self._rng):
+        if not pytree.has_same_tensors(self._backend.rng_state(*self._roots), self._rng):
             left.append("the random generators")
         if left:
             raise CudagraphError(f"the check could not restore the state of the model: {', '.join(left)}")

@@ -21,6 +21,7 @@ from tests.unit.check.fakes import (
 )
 from torch import nn
 
+from pytest_cudagraph.backends import open_backend
 from pytest_cudagraph.errors import CudagraphError, InputError
 from pytest_cudagraph.values import Agreement, Disagreement
 
@@ -115,6 +116,21 @@ def test_the_generators_are_afterwards_where_they_were():
     torch.manual_seed(11)
     check_one(model, FakeGraph(model), x)
     assert torch.equal(torch.rand(3), expected)
+
+
+def test_a_generator_of_the_models_own_is_afterwards_where_it_was():
+    class Draws(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.generator = torch.Generator().manual_seed(3)
+
+        def forward(self, x):
+            return x + torch.rand(x.shape, generator=self.generator)
+
+    model = Draws()
+    state = model.generator.get_state()
+    check_one(model, FakeGraph(model), backend=open_backend("cpu"))
+    assert torch.equal(model.generator.get_state(), state)
 
 
 class Cache(nn.Module):
