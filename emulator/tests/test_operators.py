@@ -312,3 +312,15 @@ def test_sparse_gradients_of_an_embedding_train_it():
         torch.optim.SGD(table.parameters(), 0.5).step()
         rows[device] = table.weight.detach().cpu()
     torch.testing.assert_close(rows["cuda"], rows["cpu"])
+
+
+def test_an_index_without_elements_adds_nothing():
+    rows, none = torch.ones(2, 3, device="cuda"), torch.empty(0, 3, device="cuda")
+    index = torch.empty(0, dtype=torch.int64, device="cuda")
+    assert torch.index_add(rows, 0, index, none).eq(1).all()
+    assert rows.index_add_(0, index, none).eq(1).all()
+
+
+def test_integers_are_counted_in_bins():
+    counts = torch.histc(torch.tensor([0, 1, 1, 3, 9], dtype=torch.int32, device="cuda"), 4, 0, 3)
+    assert (counts.dtype, counts.tolist()) == (torch.int32, [1, 2, 0, 1])

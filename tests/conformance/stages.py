@@ -105,6 +105,8 @@ def _built(case, backend, sizes):
     random.seed(SEED)
     with torch.random.fork_rng(devices=[]), torch.device(backend.device):
         torch.default_generator.manual_seed(SEED)
+        if backend.kind == "cuda":
+            torch.cuda.manual_seed_all(SEED)
         model, args, kwargs = case.build()
     return model, inputs.batch_examples(inputs.Example(args=args, kwargs=kwargs), sizes)
 

@@ -110,6 +110,22 @@ void index_fill_with_tensor(const Operator&, Stack* stack) {
   finish(stack, 4, self);
 }
 
+// The meta kernel, which gives the shape, does not take an index without elements.
+void index_add(const Operator& op, Stack* stack) {
+  const auto self = argument(*stack, 5, 0), index = argument(*stack, 5, 2);
+  if (index.numel()) return emulate(op, stack);
+  finish(stack, 5, op.name == "aten::index_add_" ? self : self.clone());
+}
+
+// The CPU's kernel counts no integers.
+void histc(const Operator& op, Stack* stack) {
+  const auto self = argument(*stack, 4, 0);
+  if (!at::isIntegralType(self.scalar_type(), /*includeBool=*/false)) return emulate(op, stack);
+  const auto end = stack->end();
+  const auto counts = self.to(at::kDouble).histc(end[-3].toInt(), end[-2].toScalar(), end[-1].toScalar());
+  finish(stack, 4, counts.to(self.scalar_type()));
+}
+
 // Lists on other devices are copied one by one.
 void copy_lists(const Operator& op, Stack* stack) {
   const auto to = (*stack)[stack->size() - 3].toTensorVector(), from = (*stack)[stack->size() - 2].toTensorVector();
@@ -155,6 +171,8 @@ Form form_of(const std::string& name) {
   if (name == "aten::masked_fill_.Tensor") return masked_fill_with_tensor;
   if (name == "aten::index_fill_.int_Tensor") return index_fill_with_tensor;
   if (name == "aten::_index_put_impl_") return index_put;
+  if (name == "aten::index_add" || name == "aten::index_add_") return index_add;
+  if (name == "aten::histc") return histc;
   return name == "aten::_fused_sdp_choice" ? choose_attention : nullptr;
 }
 
