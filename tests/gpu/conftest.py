@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,16 @@ def _asynchronous(monkeypatch):
     monkeypatch.setenv("CUDA_EMULATOR_SEED", "1")  # of the processes that a test starts
     with cuda_emulator.asynchronous(seed=1):
         yield
+
+
+@pytest.fixture
+def orders():
+    """What to repeat a test in that needs luck to fail: orders of an emulated device, the one order of a GPU."""
+    if not on_emulated_device():
+        return [nullcontext()]
+    import cuda_emulator
+
+    return [cuda_emulator.asynchronous(seed) for seed in range(6)]
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -139,25 +139,97 @@ def test_a_closed_runner_has_given_its_memory_back_and_says_so(model, reserved):
         run(x)
 
 
-def test_threads_on_streams_of_their_own_get_their_own_answers(model):
-    failed = []
-
-    def serve(run, seed):
-        try:
-            generator = torch.Generator("cuda").manual_seed(seed)
-            with torch.cuda.stream(torch.cuda.Stream()):
-                for turn in range(100):
-                    x = torch.randn(1 + turn % 4, 64, device="cuda", generator=generator)
-                    torch.testing.assert_close(run(x), eager(model, x))
-        except BaseException as error:  # told by the thread that waits
-            failed.append(error)
-
-    with GraphRunner(model, rows(2), batch_sizes=(1, 2, 4)) as run:
+def test_answers_that_are_still_computed_when_the_runner_closes_come_out_right(model):
+    inputs, stream = [rows(count) for count in (2, 4, 3)], torch.cuda.Stream()
+    with GraphRunner(model, rows(2), batch_sizes=(2, 4)) as run:
         torch.cuda.synchronize()
-        threads = [threading.Thread(target=serve, args=(run, seed)) for seed in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert not failed, failed
-        assert run.statistics.calls == 400
+        with torch.cuda.stream(stream):
+            answers = [run(x) for x in inputs]
+    taken = [torch.full((1 << 18,), 7.0, device="cuda") for _ in range(16)]  # the memory that has become free
+    torch.cuda.synchronize()
+    for x, answer in zip(inputs, answers, strict=True):
+        torch.testing.assert_close(answer, eager(model, x))
+    assert all(each.eq(7).all() for each in taken)
+
+
+def test_calls_on_two_streams_in_turn_share_the_graphs_buffers_one_after_the_other(model, orders):
+    inputs, streams = [rows(4) for _ in range(8)], [torch.cuda.Stream(), torch.cuda.Stream()]
+    with GraphRunner(model, rows(4), batch_sizes=(4,)) as run:
+        for order in orders:
+            with order:
+                torch.cuda.synchronize()
+                answers = []
+                for turn, x in enumerate(inputs):
+                    with torch.cuda.stream(streams[turn % 2]):
+                        answers.append(run(x))
+                torch.cuda.synchronize()
+            for x, answer in zip(inputs, answers, strict=True):
+                torch.testing.assert_close(answer, eager(model, x))
+
+
+def test_without_copies_the_next_call_overwrites_an_answer(model):
+    x, y = rows(2), rows(2)
+    with GraphRunner(model, x, batch_sizes=(2,), clone_outputs=False) as run:
+        first = run(x)
+        torch.testing.assert_close(first, eager(model, x))
+        run(y)
+        torch.testing.assert_close(first, eager(model, y))
+
+
+def test_graphs_that_make_room_for_others_give_their_memory_back(model, reserved):
+    levels = []
+    with GraphRunner(model, rows(8), batch_sizes=(1, 2, 4, 8), max_graphs=1) as run:
+        for _ in range(4):
+            for count in (1, 2, 4, 8):
+                x = rows(count)
+                torch.testing.assert_close(run(x), eager(model, x))
+            levels.append(reserved())
+        assert len(run.statistics.memory_bytes) == 1
+        assert run.statistics.evictions == 16
+    assert levels[-1] == levels[1], levels
+
+
+def test_refused_captures_hold_no_memory(reserved):
+    levels = []
+    for _ in range(4):
+        with GraphRunner(ReadsTheHost(), rows(64), batch_sizes=(64,)) as run:
+            assert run.statistics.refused
+        levels.append(reserved())
+    assert levels[-1] == levels[1], levels
+
+
+def test_a_change_that_no_check_sees_is_served_after_recapture():
+    class Scales(torch.nn.Module):
+        factor = 2.0
+
+        def forward(self, x):
+            return x * self.factor
+
+    model, x = Scales(), rows(2)
+    with GraphRunner(model, x, batch_sizes=(2,)) as run:
+        model.factor = 3.0
+        assert torch.equal(run(x), x * 2)
+        run.recapture()
+        assert torch.equal(run(x), x * 3)
+
+
+def serve(run, model, seed, turns):
+    """Calls on a stream of this thread's own, each answer compared with eager."""
+    generator = torch.Generator("cuda").manual_seed(seed)
+    with torch.cuda.stream(torch.cuda.Stream()):
+        for turn in range(turns):
+            x = torch.randn(1 + turn % 4, 64, device="cuda", generator=generator)
+            torch.testing.assert_close(run(x), eager(model, x))
+
+
+@pytest.mark.parametrize(("options", "turns"), [({}, 100), ({"capture": "lazy", "max_graphs": 2}, 8)])
+def test_threads_on_streams_of_their_own_get_their_own_answers(model, options, turns):
+    """Also while one of them captures, with or without a graph that makes room for it."""
+    with GraphRunner(model, rows(2), batch_sizes=(1, 2, 4), **options) as run:
+        torch.cuda.synchronize()
+        with ThreadPoolExecutor(4) as threads:
+            served = [threads.submit(serve, run, model, seed, turns) for seed in range(4)]
+        for each in served:
+            each.result()
+        assert run.statistics.calls == 4 * turns
+        assert not run.statistics.eager, run.statistics.lines()
