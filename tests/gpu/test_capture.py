@@ -21,6 +21,12 @@ def wide(backend):
     return Mlp(features=features, width=large(4096)).cuda().eval(), torch.randn(1024, features, device=backend.device)
 
 
+def keep_busy(square):
+    """Queue some milliseconds of work of a GPU."""
+    for _ in range(large(20)):
+        square = square @ square / len(square)
+
+
 def test_the_largest_batch_is_captured_first_and_every_graph_replays_what_eager_computes(backend, pool, examples):
     model, rows = Mlp().cuda().eval(), examples(1, 8, 4)
     captures = captured(pool, backend, model, rows)
@@ -149,37 +155,39 @@ def test_parameters_replaced_through_data_are_not_seen(capture, copied):
     assert not torch.allclose(layer(x), before)
 
 
-def test_a_replay_is_ordered_after_what_the_callers_stream_has_queued(backend, capture):
+def test_a_replay_is_ordered_after_what_the_callers_stream_has_queued(backend, capture, orders):
     graph = capture(lambda x: x * 2, torch.zeros(1 << 20, device="cuda"))
     busy = torch.randn(large(4096), large(4096), device="cuda")
-    stream = torch.cuda.Stream()
-    backend.synchronize()  # the capture's own work was on other streams
-    with torch.cuda.stream(stream):
-        x = torch.zeros(1 << 20, device="cuda")
-        for _ in range(20):
-            busy = busy @ busy / len(busy)
-        x.add_(3)
-        seen = graph(x).clone()
-    stream.synchronize()
-    assert seen.eq(6).all()
+    for order in orders:
+        stream = torch.cuda.Stream()
+        backend.synchronize()  # the capture's own work was on other streams
+        with order, torch.cuda.stream(stream):
+            x = torch.zeros(1 << 20, device="cuda")
+            keep_busy(busy)
+            x.add_(3)
+            seen = graph(x).clone()
+            stream.synchronize()
+        assert seen.eq(6).all()
 
 
-def test_one_stream_can_be_ordered_after_another_between_two_calls_of_a_graph(backend, capture, copied):
+def test_one_stream_can_be_ordered_after_another_between_two_calls_of_a_graph(backend, capture, copied, orders):
     graph = capture(lambda x: x * 2, torch.zeros(1 << 20, device="cuda"))
     busy, first = torch.randn(large(4096), large(4096), device="cuda"), torch.ones(1 << 20, device="cuda")
-    backend.synchronize()
-    one, other = torch.cuda.Stream(), torch.cuda.Stream()
-    with torch.cuda.stream(one):
-        for _ in range(20):
-            busy = busy @ busy / len(busy)
-        seen = copied(graph(first))
-        earlier = backend.order_after(None)
-    with torch.cuda.stream(other):
-        backend.order_after(earlier)
-        seen_after = copied(graph(first * 5))
-    backend.synchronize()
-    assert seen.eq(2).all()
-    assert seen_after.eq(10).all()
+    for order in orders:
+        with order:
+            backend.synchronize()
+            one, other = torch.cuda.Stream(), torch.cuda.Stream()
+            with torch.cuda.stream(one):
+                output = graph(first)
+                keep_busy(busy)  # the other call would overwrite the output meanwhile
+                seen = copied(output)
+                earlier = backend.order_after(None)
+            with torch.cuda.stream(other):
+                backend.order_after(earlier)
+                seen_after = copied(graph(first * 5))
+            backend.synchronize()
+        assert seen.eq(2).all()
+        assert seen_after.eq(10).all()
 
 
 def test_inputs_on_the_cpu_are_refused_by_name(capture):
