@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cuda_emulator
 import pytest
 import torch
 from torch import nn
@@ -233,6 +234,22 @@ def test_a_recurrent_network_and_its_gradients_are_those_of_the_cpu(cell):
         torch.testing.assert_close(mine.grad.cpu(), its.grad)
 
 
+@pytest.mark.parametrize("type_", [torch.float32, torch.bfloat16])
+def test_the_gradients_of_rms_norm_are_those_of_the_cpu(type_):
+    gradients = {}
+    for device in ("cpu", "cuda"):
+        rows = torch.arange(6.0).view(2, 3).to(device, type_).requires_grad_()
+        weight = torch.ones(3, device=device, dtype=type_, requires_grad=True)
+        functional.rms_norm(rows, (3,), weight).square().sum().backward()
+        gradients[device] = (rows.grad.cpu(), weight.grad.cpu())
+    torch.testing.assert_close(gradients["cuda"], gradients["cpu"], rtol=2e-2, atol=2e-2)
+
+
+def test_a_product_of_bfloat16_matrices_has_the_asked_type(row):
+    rows = row.view(2, 2).bfloat16()
+    assert torch.mm(rows, rows, out_dtype=torch.float32).tolist() == [[2, 3], [6, 11]]
+
+
 def test_an_embedding_bag_replays():
     bag = nn.EmbeddingBag(4, 3).cuda()
     rows = torch.tensor([[0, 1], [2, 3]], device="cuda")
@@ -265,6 +282,20 @@ def test_an_output_that_is_too_small_is_resized_on_its_own_stream(row):
 def test_an_operator_sees_that_two_arguments_share_memory(row):
     with pytest.raises(RuntimeError, match="some elements of the input tensor and the written-to tensor"):
         row[1:].add_(row[:-1])
+
+
+def test_an_operator_without_elements_launches_nothing(row):
+    none = row[:0]
+    before = cuda_emulator.launches()
+    none + none
+    torch.mul(none, 2, out=torch.empty(0, device="cuda"))
+    assert cuda_emulator.launches() == before
+    assert none.sum().item() == 0  # a reduction has a result
+
+
+def test_values_of_the_cpu_are_not_accumulated(row):
+    with pytest.raises(RuntimeError, match="expected device cuda:0 but got device cpu for value tensor"):
+        row.clone().index_put_((row.long(),), ROW, accumulate=True)
 
 
 # --- sparse tensors

@@ -78,6 +78,14 @@ void add_results(Work& work, const Operator& op, const Values& results) {
   if (!any) work.results.clear();
 }
 
+// CUDA code launches nothing for results without elements.
+bool is_empty(const Values& results) {
+  bool empty = !results.empty();
+  for (const auto& result : results)
+    visit_tensors(result, [&](const at::Tensor& tensor) { empty = empty && tensor.numel() == 0; });
+  return empty;
+}
+
 void queue(const Operator& op, const Values& arguments, c10::Device device, cudaStream_t stream, bool runs_later,
            torch::jit::Stack* stack) {
   auto shapes = shapes_of(op, arguments, device);
@@ -87,7 +95,9 @@ void queue(const Operator& op, const Values& arguments, c10::Device device, cuda
   const auto first = stack->size();
   push_results(op, arguments, shapes.results, stack,
                [&](const at::Tensor& shape) { return allocated_like(shape, device); });
-  add_results(*work, op, Values(stack->begin() + first, stack->end()));
+  const Values results(stack->begin() + first, stack->end());
+  if (is_empty(results)) return;
+  add_results(*work, op, results);
   launch(stream, std::move(work));
 }
 

@@ -33,8 +33,13 @@ void prepare_index_put(Values& arguments) {
   const auto device = arguments[0].toTensor().device();
   const auto value = arguments[2].toTensor();
   if (value.device() == device) return;
-  if (value.dim() == 0) arguments[2] = value.to(device);
-  else raise_two_devices(device, value.device());
+  if (value.dim() == 0) {
+    arguments[2] = value.to(device);
+    return;
+  }
+  TORCH_CHECK(!arguments[3].toBool(), "expected device ", device, " but got device ", value.device(),
+              " for value tensor");  // where values are accumulated
+  raise_two_devices(device, value.device());
 }
 
 // torch.where takes 0-dim CPU tensors in every place, and copies them to the device.

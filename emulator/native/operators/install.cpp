@@ -8,6 +8,7 @@
 namespace emulator {
 
 void add_cells(torch::Library& library);
+void add_cuda_only(torch::Library& library);
 
 namespace {
 
@@ -42,7 +43,9 @@ void add(torch::Library& library, Operator op, Form form) {
 
 extern "C" void cuda_emulator_install() {
   using namespace emulator;
-  add_cells(library_for(DispatchKey::CPU));
+  auto& host = library_for(DispatchKey::CPU);
+  add_cells(host);
+  add_cuda_only(host);
   auto& library = library_for(DispatchKey::CUDA);
   auto& sparse = library_for(DispatchKey::SparseCUDA);
   auto& dispatcher = c10::Dispatcher::singleton();
