@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import linecache
+import operator
 from collections.abc import Iterator
 from dataclasses import replace
 
-from pytest_cudagraph.audit.rule_checks import NUMBER_TAKERS
+from pytest_cudagraph.audit.rule_checks import CHECKED_ON_A_CPU, NUMBER_TAKERS
 from pytest_cudagraph.audit.trace import TORCHS, ProbeResults, Trace, differences
 from pytest_cudagraph.hazards import CATALOGUE, RawFinding
 from pytest_cudagraph.values import Finding, Site
@@ -20,7 +21,7 @@ _DRAWS_FIX = "none needed. If you want no random numbers, call eval()"
 def findings_of(seen: ProbeResults) -> tuple[Finding, ...]:
     """Every finding of an audit."""
     repeated = [found.seen_in("two calls on the same inputs") for found in seen.repeated]
-    raw = [*seen.refused, *_refused_elsewhere(seen), *seen.host_calls, *repeated, *_on_other_inputs(seen)]
+    raw = [*seen.refused, *_refused_elsewhere(seen), *repeated, *_on_other_inputs(seen)]
     raw += _rebound(seen, raw)
     raw += [] if repeated else _at_first_call(seen)
     raw += _written_by_the_host(seen)
@@ -33,38 +34,45 @@ def is_explained(seen: ProbeResults) -> bool:
 
     A call depends on the values of its inputs only if the host reads them. A known read is the finding.
     """
-    loud = (*seen.refused, *seen.host_calls)
-    return bool(seen.repeated) or any(raw.level == "error" and raw.id in _LOUD_CAUSES for raw in loud)
+    return bool(seen.repeated) or any(raw.level == "error" and raw.id in _LOUD_CAUSES for raw in seen.refused)
 
 
 def refused_in(first: Trace, parts: Trace | None) -> tuple[RawFinding, ...]:
-    """The findings of the rules in a call with whole composite operations, and in one with their parts."""
+    """The findings of the rules in a call with whole composite operations, and in one with their parts.
+
+    They are in the order of the call, because the first refusal may cause the others.
+    """
     whole = _refusals(first)
-    # On a CPU one_hot reads its input to check the range of the classes, on CUDA it does not. If the rules allow the
-    # whole operation, reads of its parts at that line are legal.
-    legal = {op.site for op in first.operations if op.name.startswith("aten.one_hot") and op.refused is None}
-    known = {(raw.id, raw.level, raw.site) for raw in whole}
+    # If the rules allow the whole operation, reads of its parts at that line are legal.
+    legal = {op.site for op in first.operations if op.name.startswith(CHECKED_ON_A_CPU) and op.refused is None}
+    known = {(raw.id, raw.level, raw.site) for _, raw in whole}
+    places: dict[Site | None, int] = {}
+    for place, op in enumerate(first.operations):
+        places.setdefault(op.site, place)
     in_parts = [
-        raw
-        for raw in (_refusals(parts) if parts else [])
-        if (raw.id, raw.level, raw.site) not in known
-        and not (raw.site in legal and "_local_scalar_dense" in raw.operation)
+        (places.get(raw.site, len(first.operations)), raw)
+        for _, raw in (_refusals(parts) if parts else [])
+        if (raw.id, raw.level, raw.site) not in known and not (raw.site in legal and raw.id == "host-sync")
     ]
-    return (*whole, *in_parts)
+    placed = sorted([*whole, *in_parts, *first.host_calls], key=operator.itemgetter(0))
+    return tuple(raw for _, raw in placed)
 
 
-def _refusals(trace: Trace) -> list[RawFinding]:
+def _refusals(trace: Trace) -> list[tuple[int, RawFinding]]:
+    """The findings of the rules, each with the number of operations before it."""
     takers = {op.site for op in trace.operations if op.name.startswith(NUMBER_TAKERS)}
-    refused = [op.refused for op in trace.operations if op.refused is not None]
+    refused = [(place, op.refused) for place, op in enumerate(trace.operations) if op.refused is not None]
     # torch makes a tensor from the number in ``x[mask] = 0.0``. That is legal and worth no note.
-    return [raw for raw in refused if not (raw.id == "host-data" and raw.level == "note" and raw.site in takers)]
+    return [
+        (at, raw) for at, raw in refused if not (raw.id == "host-data" and raw.level == "note" and raw.site in takers)
+    ]
 
 
 def _refused_elsewhere(seen: ProbeResults) -> Iterator[RawFinding]:
     """The refusals at another batch size or on a GPU that the first call does not have."""
     known = {(raw.id, raw.site) for raw in seen.refused}
     for where, trace in seen.elsewhere.items():
-        for raw in _refusals(trace):
+        for raw in (*(raw for _, raw in _refusals(trace)), *(raw for _, raw in trace.host_calls)):
             if raw.level == "error" and (raw.id, raw.site) not in known:
                 yield raw.seen_in(where)
 

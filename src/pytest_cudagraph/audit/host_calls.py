@@ -13,7 +13,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from pytest_cudagraph.audit.trace import Trace
 from pytest_cudagraph.backends.capture_mode import RefusedCall, Replacement, moves_to_host, refused_calls, replaced
+from pytest_cudagraph.backends.placement import Placement
 from pytest_cudagraph.hazards import UNPINNED_COPY_TEXT, RawFinding
 from pytest_cudagraph.sources import origin_of, user_site, user_sites
 from pytest_cudagraph.sources.syntax import branches_on_cuda
@@ -29,20 +31,18 @@ _UPLOAD = RawFinding(id="host-data", text=UNPINNED_COPY_TEXT)
 
 @dataclass(slots=True, kw_only=True)
 class HostCallWatch:
-    """Collects findings inside :meth:`watching`. ``on_gpu``: only calls that touch CUDA tensors count.
+    """Adds findings to ``trace`` inside :meth:`watching`. ``placement`` knows where tensors lie. It is None on a GPU.
 
     With ``as_on_gpu`` a model on a CPU takes the branches that it takes on a GPU.
     """
 
-    on_gpu: bool
+    placement: Placement | None
+    trace: Trace
     as_on_gpu: bool = False
-    found: list[RawFinding] = field(default_factory=list)
     gpu_branches: list[Site] = field(default_factory=list)
     """Lines where the model branched on ``is_cuda``, which was false."""
     _thread: int = field(default_factory=threading.get_ident)
     _is_inside: bool = False
-    _numbers: dict[int, torch.Tensor] = field(default_factory=dict)
-    """Tensors that the call made from Python numbers, by ``id``. They lie on the host."""
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -50,21 +50,28 @@ class HostCallWatch:
         with replaced(self._replacements()):
             yield
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Count nothing inside: an observer may read tensors."""
+        outer, self._is_inside = self._is_inside, True
+        try:
+            yield
+        finally:
+            self._is_inside = outer
+
     def _replacements(self) -> Iterator[Replacement]:
         numbers = (RefusedCall(torch.Tensor, "Tensor", name, is_legal_on_host=True) for name in _NUMBERS)
         for call in (*refused_calls(), *numbers):
             yield self._around(call.owner, call.name, call.label, functools.partial(self._refused, call))
         yield self._around(torch.Tensor, "data_ptr", "Tensor.data_ptr", self._address)
         yield self._around(torch.Tensor, "new_tensor", "Tensor.new_tensor", self._new_tensor)
-        for name in ("tensor", "as_tensor"):
-            yield self._around(torch, name, f"torch.{name}", self._number_on_device, self._remember_number)
+        yield self._around(torch, "tensor", "torch.tensor", self._number_on_device)
+        yield self._around(torch, "as_tensor", "torch.as_tensor", self._number_on_device)
         yield self._around(nn.Module, "__setattr__", "assignment", _assignment)
         yield torch.Tensor, "data", self._data_property
         yield torch.Tensor, "is_cuda", self._is_cuda_property
 
-    def _around(
-        self, owner: Any, name: str, label: str, rule: HostCallRule, then: Callable[..., None] = lambda *_, **__: None
-    ) -> Replacement:
+    def _around(self, owner: Any, name: str, label: str, rule: HostCallRule) -> Replacement:
         def make(original: Any) -> Any:
             @functools.wraps(original)
             def watched(*args: Any, **kwargs: Any) -> Any:
@@ -75,9 +82,7 @@ class HostCallWatch:
                 try:
                     self._note(label, rule(*args, **kwargs))
                     self._is_inside = rule is not _assignment
-                    result = original(*args, **kwargs)
-                    then(result, *args, **kwargs)
-                    return result
+                    return original(*args, **kwargs)
                 finally:
                     self._is_inside = False
 
@@ -91,7 +96,8 @@ class HostCallWatch:
     def _note(self, label: str, found: RawFinding | None) -> None:
         if found is not None:
             site, called_from = user_sites()
-            self.found.append(replace(found, operation=label, site=site, called_from=called_from))
+            raw = replace(found, operation=label, site=site, called_from=called_from)
+            self.trace.host_calls.append((len(self.trace.operations), raw))
 
     def _data_property(self, original: Any) -> property:
         def assign(tensor: torch.Tensor, value: torch.Tensor) -> None:
@@ -105,7 +111,7 @@ class HostCallWatch:
         def is_cuda(tensor: torch.Tensor) -> bool:
             found = bool(original.__get__(tensor))
             code, line = sys._getframe(1).f_code, sys._getframe(1).f_lineno
-            is_asked = not found and not self.on_gpu and origin_of(code.co_filename) != "machinery"
+            is_asked = not found and self.placement is not None and origin_of(code.co_filename) != "machinery"
             if not is_asked or not branches_on_cuda(code, line):
                 return found
             self.gpu_branches.append(Site(file=code.co_filename, line=line, function=code.co_name))
@@ -113,36 +119,33 @@ class HostCallWatch:
 
         return property(is_cuda)
 
-    def _counts(self, tensor: Any) -> bool:
-        return not self.on_gpu or (isinstance(tensor, torch.Tensor) and tensor.is_cuda)
+    def _read(self, tensor: Any, found: RawFinding) -> RawFinding | None:
+        """What a read of this value is: nothing if it lies on the host."""
+        if not isinstance(tensor, torch.Tensor):
+            return None
+        if self.placement is not None:
+            return self.placement.read(found, "", [tensor])
+        return found if tensor.is_cuda else None
 
     def _refused(self, call: RefusedCall, *args: Any, **kwargs: Any) -> RawFinding | None:
-        if call.is_legal_on_host and not self._counts(args[0] if args else None):
+        if call.name == "to" and not moves_to_host(args, kwargs, by_name=self.placement is not None):
             return None
-        if call.name == "to" and not moves_to_host(args, kwargs, by_name=not self.on_gpu):
-            return _UPLOAD if self._sends_number(*args, **kwargs) else None
-        return RawFinding(id=call.hazard, text=call.text)
-
-    def _sends_number(self, tensor: Any, target: Any = None, *args: Any, **kwargs: Any) -> bool:
-        # On a CPU the device of a tensor stands for the GPU. On a GPU the dispatcher shows the copy.
-        places = (target, kwargs.get("device"), kwargs.get("other"))
-        return id(tensor) in self._numbers and any(isinstance(place, torch.device | torch.Tensor) for place in places)
-
-    def _remember_number(self, result: Any, *args: Any, **kwargs: Any) -> None:
-        if not self.on_gpu and kwargs.get("device") is None and result.dim() == 0:
-            self._numbers[id(result)] = result
+        found = RawFinding(id=call.hazard, text=call.text)
+        if call.is_legal_on_host and call.hazard == "host-sync":
+            return self._read(args[0] if args else None, found)
+        return None if call.is_legal_on_host and self.placement is None else found
 
     def _new_tensor(self, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> RawFinding | None:
-        return _UPLOAD if self._counts(tensor) else None
+        return self._read(tensor, _UPLOAD)
 
     def _number_on_device(self, source: Any = None, *args: Any, **kwargs: Any) -> RawFinding | None:
         # Without a device a number stays on the host, and CUDA takes it by value. With the device of a tensor torch
-        # copies it there. The dispatcher shows lists and arrays in both cases.
+        # copies it there. The dispatcher shows lists and arrays in both cases, and on a CPU also numbers.
         device = kwargs.get("device")
         is_empty = isinstance(source, list | tuple) and not source
-        if not isinstance(device, torch.device) or isinstance(source, torch.Tensor) or is_empty:
+        if self.placement is not None or not isinstance(device, torch.device) or isinstance(source, torch.Tensor):
             return None
-        return None if self.on_gpu and device.type == "cpu" else _UPLOAD
+        return None if is_empty or device.type == "cpu" else _UPLOAD
 
     def _address(self, *args: Any, **kwargs: Any) -> RawFinding | None:
         # torch compares addresses in its own code (RNN weights). Only a line of the user can branch on one.

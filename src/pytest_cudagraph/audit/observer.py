@@ -10,9 +10,11 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from pytest_cudagraph import pytree
+from pytest_cudagraph.audit.host_calls import HostCallWatch
 from pytest_cudagraph.audit.rule_checks import Operators, RuleChecker, sort_out
 from pytest_cudagraph.audit.trace import OutsideMemory, Trace, TracedOperation, storage_of
 from pytest_cudagraph.backends.capture_mode import ObservingMode, hidden_from_compiler, storage_key, tensors_of
+from pytest_cudagraph.backends.placement import HOST_DRAW_TEXT, Placement
 from pytest_cudagraph.hazards import RawFinding
 from pytest_cudagraph.protocols import Backend
 from pytest_cudagraph.sources import user_sites
@@ -31,19 +33,28 @@ class Observer(Protocol):
 class _Observing(ObservingMode):
     supports_higher_order_operators = True
 
-    def __init__(self, observer: Observer) -> None:
+    def __init__(self, observer: Observer, by_parts: Operators | None) -> None:
         super().__init__()
         self._run = observer.run
+        self._by_parts = by_parts
 
     def __torch_dispatch__(
         self, func: Any, types: tuple[type, ...], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        return self._run(func, types, args, kwargs or {})
+        kwargs = kwargs or {}
+        parts = None if self._by_parts is None else self._by_parts.of(func).parts
+        if parts is None:
+            return self._run(func, types, args, kwargs)
+        with self:
+            return parts(*args, **kwargs)
 
 
-def observing(observer: Observer) -> ObservingMode:
-    """A dispatch mode that passes every operation to ``observer``."""
-    return hidden_from_compiler(_Observing)(observer)
+def observing(observer: Observer, *, by_parts: Operators | None = None) -> ObservingMode:
+    """A dispatch mode that passes every operation to ``observer``.
+
+    ``by_parts``: composite operations without a rule of their own are seen as their parts.
+    """
+    return hidden_from_compiler(_Observing)(observer, by_parts)
 
 
 class TraceRecorder:
@@ -103,28 +114,44 @@ class TraceRecorder:
 
 
 class RuleRecorder(TraceRecorder):
-    """Records one :class:`Trace` with what the rules say, what each operation writes, and whether it draws."""
+    """Records one :class:`Trace` with what the rules say, what each operation writes, and whether it draws.
 
-    def __init__(self, backend: Backend, known: Mapping[int, OutsideMemory], kept_alive: list[object]) -> None:
+    Enter ``watch.watching()`` too: it adds Python calls that the dispatcher does not show.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        known: Mapping[int, OutsideMemory],
+        kept_alive: list[object],
+        placement: Placement | None,
+    ) -> None:
         super().__init__(backend, known, kept_alive)
-        self._rules = RuleChecker(backend, known)
+        self._rules = RuleChecker(placement)
         self._makers: dict[int | None, int] = {}
+        self.watch = HostCallWatch(placement=placement, trace=self.trace)
 
     def run(self, func: Any, types: tuple[type, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one operation, judge it and record what it did."""
         info = self._operators.of(func)
         refused = self._rules.judge(info, args, kwargs)
         writes = self._outside(info.written(args, kwargs))
-        before = self._backend.rng_state() if info.may_draw else None
+        before = self._rng_state() if info.may_draw else None
         result = super().run(func, types, args, kwargs)
-        draws = before is not None and not pytree.has_same_tensors(before, self._backend.rng_state())
+        draws = before is not None and not pytree.has_same_tensors(before, self._rng_state())
         made = list(tensors_of(result))
-        self._rules.place(info, args, kwargs, made)
+        self._rules.place(info, args, kwargs, made, is_drawn=draws)
+        if draws and self._rules.is_on_host(made):
+            draws, refused = False, refused or RawFinding(id="rng", text=HOST_DRAW_TEXT, level="note")
         operation = self.trace.operations[-1]
         self._makers.update(dict.fromkeys(map(storage_key, made), len(self.trace.operations) - 1))
         refused = refused and _at(refused, operation)
         self.trace.operations[-1] = operation._replace(writes=writes, refused=refused, draws=draws)
         return result
+
+    def _rng_state(self) -> Any:
+        with self.watch.paused():
+            return self._backend.rng_state()
 
     def outside_of(self, tensor: torch.Tensor) -> OutsideMemory | None:
         """The outside memory in which a tensor lies, or None if the call made the tensor."""
@@ -139,15 +166,15 @@ class RuleRecorder(TraceRecorder):
 class RuleWatch:
     """Records only the operations that the rules refuse or note, and those that make such an operation legal."""
 
-    def __init__(self, backend: Backend, known: Mapping[int, OutsideMemory]) -> None:
+    def __init__(self, placement: Placement | None) -> None:
         self.trace = Trace()
-        self._rules = RuleChecker(backend, known)
-        self._operators = Operators()
+        self.operators = Operators()
+        self._rules = RuleChecker(placement)
 
     def run(self, func: Any, types: tuple[type, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one operation and judge it."""
         _note_subclasses(self.trace, types)
-        info = self._operators.of(func)
+        info = self.operators.of(func)
         refused = self._rules.judge(info, args, kwargs)
         result = func(*args, **kwargs)
         self._rules.place(info, args, kwargs, list(tensors_of(result)))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
@@ -23,10 +23,12 @@ from pytest_cudagraph.audit.trace import (
     storage_of,
 )
 from pytest_cudagraph.backends.capture_mode import claims_capture, replaced, storage_key
+from pytest_cudagraph.backends.placement import Placement
 from pytest_cudagraph.inputs import Example
 from pytest_cudagraph.inputs.example import container_changes
 from pytest_cudagraph.inputs.new_values import Like
 from pytest_cudagraph.protocols import Backend, Model
+from pytest_cudagraph.values import Site
 
 Held = dict[str, torch.Tensor]
 """The tensors of the state, by name."""
@@ -40,6 +42,10 @@ class ProbeCall:
     backend: Backend
     extras: list[Any]
     seeded: Any
+    registered: frozenset[str]
+    """The names of parameters and buffers among the state."""
+    gpu_branches: list[Site] = field(default_factory=list)
+    """Lines of the first call that branch on ``is_cuda``, which was false."""
     _of_state: tuple[Held, dict[int, OutsideMemory], list[object]] | None = None
 
     def held(self) -> Held:
@@ -49,9 +55,11 @@ class ProbeCall:
     def record_first(self, example: Example, held: Held) -> Trace:
         """A whole trace with the rules, the changes to containers, and the outputs that lie outside."""
         given = inputs.clone(example)
-        recorder = RuleRecorder(self.backend, *self._known(given, held))
+        known, kept_alive = self._known(given, held)
+        recorder = RuleRecorder(self.backend, known, kept_alive, self._placement(known))
         before = pytree.named_leaves((given.args, given.kwargs))
-        output = self._call(given, observing(recorder))
+        output = self._call(given, _both(recorder.watch.watching(), observing(recorder)))
+        self.gpu_branches = recorder.watch.gpu_branches
         after = pytree.named_leaves((given.args, given.kwargs))
         recorder.trace.containers += [
             (f"{name} is {how}", recorder.made_by(leaf)) for name, how, leaf in container_changes(before, after)
@@ -69,11 +77,18 @@ class ProbeCall:
         self._call(given, observing(recorder))
         return recorder.trace
 
-    def judge(self, example: Example, held: Held, mode: AbstractContextManager[Any] | None = None) -> Trace:
-        """A trace with the findings of the rules only. ``mode`` replaces the mode in which graphs are captured."""
+    def judge(self, example: Example, held: Held, *, by_parts: bool = False, as_on_gpu: bool = False) -> Trace:
+        """A trace with the findings of the rules only.
+
+        ``by_parts``: outside inference mode, which keeps composite operations whole. Where the model itself is in
+        inference mode, they are split. ``as_on_gpu``: on the branches that only a GPU takes.
+        """
         given = inputs.clone(example)
-        rules = RuleWatch(self.backend, self._known(given, held)[0])
-        self._call(given, observing(rules), mode)
+        placement = self._placement(self._known(given, held)[0], sees_moves=not by_parts)
+        rules = RuleWatch(placement)
+        watch = HostCallWatch(placement=placement, trace=rules.trace, as_on_gpu=as_on_gpu)
+        observed = observing(rules, by_parts=rules.operators if by_parts else None)
+        self._call(given, _both(watch.watching(), observed), _no_grad() if by_parts else None)
         return rules.trace
 
     def is_like(self, first: Trace, example: Example, held: Held) -> bool:
@@ -81,10 +96,6 @@ class ProbeCall:
         matcher = TraceMatcher(first, map(storage_key, held.values()))
         self._call(inputs.clone(example), observing(matcher))
         return matcher.is_same
-
-    def watch(self, example: Example, watching: AbstractContextManager[None]) -> None:
-        """A call with functions of torch replaced, and without a dispatch mode."""
-        self._call(inputs.clone(example), watching)
 
     def _known(self, given: Example, held: Held) -> tuple[dict[int, OutsideMemory], list[object]]:
         """The memory of state and inputs by storage key, and references that keep these keys from being used again."""
@@ -95,6 +106,13 @@ class ProbeCall:
         passed += [(f"kwargs{path}", leaf) for path, leaf in pytree.named_leaves(given.kwargs)]
         of_inputs, inputs_alive = _memory("input", passed)
         return {**of_inputs, **of_state}, [*held.values(), *state_alive, *inputs_alive]
+
+    def _placement(self, known: Mapping[int, OutsideMemory], *, sees_moves: bool = True) -> Placement | None:
+        """Where the tensors lie. Inputs, parameters and buffers on the device, other state perhaps on the host."""
+        if self.backend.kind == "cuda":  # there tensors know their place
+            return None
+        device = {key for key, each in known.items() if each.origin == "input" or each.name in self.registered}
+        return Placement(device, kept=known.keys() - device, sees_moves=sees_moves)
 
     def _call(
         self, given: Example, watched: AbstractContextManager[Any], mode: AbstractContextManager[Any] | None = None
@@ -145,11 +163,11 @@ def run_probes(model: Model, example: Example, backend: Backend, another: Exampl
     extras = [leaf for leaf in pytree.flatten((example.args, example.kwargs))[0] if not isinstance(leaf, torch.Tensor)]
     snapshot = state.Snapshot.take(model, extras=extras)
     generators = Generators(backend)
-    probe = ProbeCall(model=model, backend=backend, extras=extras, seeded=backend.rng_state())
+    held = state.live(model, extras=extras)
+    registered = _registered(model, held)
+    probe = ProbeCall(model=model, backend=backend, extras=extras, seeded=backend.rng_state(), registered=registered)
     with generators.kept(), replaced(claims_capture()):
         try:
-            held = probe.held()
-            registered = _registered(model, held)
             storages = {name: storage_key(tensor) for name, tensor in held.items()}
             seen = ProbeResults(
                 first=probe.record_first(example, held),
@@ -176,11 +194,16 @@ class _ProbeRuns:
 
     def run_all(self, example: Example, another: Example | None) -> None:
         self._again(example)
-        parts = self._anew("the call outside inference mode", lambda: self.probe.judge(example, self.held, _no_grad()))
+        judge = self.probe.judge
+        parts = self._anew("the call outside inference mode", lambda: judge(example, self.held, by_parts=True))
         self.seen.refused = refused_in(self.seen.first, parts)
-        self._watch(example)
+        branches = self.probe.gpu_branches
+        if branches:
+            what = f"the branch on is_cuda at {branches[0]}"
+            self._judge_elsewhere("on a GPU", what, lambda: judge(example, self.held, as_on_gpu=True))
         if another is not None:
-            self._judge_elsewhere("another batch size", "the call at another batch size", another)
+            what = "the call at another batch size"
+            self._judge_elsewhere("another batch size", what, lambda: judge(another, self.held))
         if not is_explained(self.seen):
             for kind, name in _OTHER_INPUTS.items():
                 self._on_other_inputs(name, inputs.fresh(example, _OTHER_SEED, like=kind))
@@ -206,21 +229,8 @@ class _ProbeRuns:
             # One of the calls differed from the first. A difference may come only every few calls, so call again.
             seen.third = self._try("a further call", lambda: probe.record(example, probe.held()))
 
-    def _watch(self, example: Example) -> None:
-        """Watch host calls. If the model branches on ``is_cuda``, call once more as if its tensors lay on a GPU."""
-        watch = HostCallWatch(on_gpu=self.probe.backend.kind == "cuda")
-        self._anew("the call watched for host reads", lambda: self.probe.watch(example, watch.watching()))
-        self.seen.host_calls += watch.found
-        if watch.gpu_branches:
-            pretending = HostCallWatch(on_gpu=False, as_on_gpu=True)
-            mode = _both(self.probe.backend.running(), pretending.watching())
-            self._judge_elsewhere("on a GPU", f"the branch on is_cuda at {watch.gpu_branches[0]}", example, mode)
-            self.seen.host_calls += pretending.found
-
-    def _judge_elsewhere(
-        self, name: str, what: str, example: Example, mode: AbstractContextManager[None] | None = None
-    ) -> None:  # fmt: skip
-        found = self._anew(what, lambda: self.probe.judge(example, self.held, mode))
+    def _judge_elsewhere(self, name: str, what: str, run: Callable[[], Trace]) -> None:
+        found = self._anew(what, run)
         if found is not None:
             self.seen.elsewhere[name] = found
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -13,10 +12,8 @@ from pytest_cudagraph import hazards
 from pytest_cudagraph.audit.trace import storage_of
 from pytest_cudagraph.backends.capture_mode import storage_key, tensors_of
 from pytest_cudagraph.backends.cpu.operators import Traits, traits_of
+from pytest_cudagraph.backends.placement import HOST_DRAW_TEXT, Placement, tensors_read
 from pytest_cudagraph.hazards import RawFinding
-from pytest_cudagraph.protocols import Backend
-from pytest_cudagraph.sources import user_frame, user_sites
-from pytest_cudagraph.sources.syntax import names_host
 
 _PLAIN = (bool, int, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 """A graph keeps these by value. Generators, storages and functions compare by their class only."""
@@ -25,6 +22,10 @@ _PLAIN_EXACT = frozenset(_PLAIN)
 
 NUMBER_TAKERS = ("aten.index_put_", "aten.masked_fill", "aten.fill_")
 """Operations that may take a Python number that torch has made into a tensor."""
+
+
+CHECKED_ON_A_CPU = ("aten.one_hot", "aten.quantile", "aten.nanquantile")
+"""Operations that read their input on a CPU to check its range, and not on CUDA."""
 
 
 class OperatorInfo(NamedTuple):
@@ -41,6 +42,11 @@ class OperatorInfo(NamedTuple):
     is_lift: bool
     makes_legal: bool
     """Whether a refusal at the same line may be legal because of this operation."""
+
+    @property
+    def parts(self) -> Callable[..., Any] | None:
+        """Runs the operations of a composite one. None if it is a single one, or if a rule judges it as a whole."""
+        return None if self.traits is None or self.is_judged else self.traits.composite
 
     def written(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
         """The tensors that a call with these arguments writes to."""
@@ -65,7 +71,7 @@ class Operators(dict[int, OperatorInfo]):
             is_judged=hazards.is_judged(func),
             may_draw=traits is not None and traits.random,
             is_lift=traits is not None and traits.makes_constant,
-            makes_legal=name.startswith((*NUMBER_TAKERS, "aten.one_hot")),
+            makes_legal=name.startswith((*NUMBER_TAKERS, *CHECKED_ON_A_CPU)),
         )
         return info
 
@@ -116,98 +122,63 @@ def _number_of(tensor: torch.Tensor) -> Any:
     return _read_number(tensor) if tensor.dim() == 0 and storage_key(tensor) is not None else None
 
 
-_TAKES_BOTH = frozenset(
-    "_pack_padded_sequence pack_padded_sequence tensor_split ctc_loss _ctc_loss lstm gru rnn_tanh rnn_relu".split()
-)
-"""Operations that take some of their arguments (lengths, sections) on the host."""
-
-
-class _Made(NamedTuple):
-    """Memory that may lie on the host. ``origin`` is the line that creates it there by name."""
-
-    storage: StorageWeakRef
-    origin: RawFinding | None
-
-
-class Placement:
-    """The places of the tensors of one call, as far as they are certain. ``device``: memory of inputs and state."""
-
-    def __init__(self, device: Iterable[int]) -> None:
-        self._device: set[int | None] = set(device)
-        self._made: dict[int | None, _Made] = {}
-
-    def judge(self, name: str, given: Sequence[torch.Tensor]) -> RawFinding | None:
-        """The refusal of an operation that takes a host tensor together with device tensors, at the line that made it.
-
-        CUDA takes a tensor without dimensions by value.
-        """
-        if not self._made or name in _TAKES_BOTH or not self._touches_device(given):
-            return None
-        origin = self._origin(tensor for tensor in given if tensor.dim() > 0)
-        return origin and replace(origin, text=f"{origin.text}, but {name} takes it together with device tensors")
-
-    def remember(self, info: OperatorInfo, given: Sequence[torch.Tensor], made: Sequence[torch.Tensor]) -> None:
-        """Note where an operation puts its results: where its tensors lie, or where the source says."""
-        if self._touches_device(given):
-            self._device.update(map(storage_key, made))
-            return
-        origin = self._origin(given) if given else _host_origin(info)
-        for tensor in made:
-            storage = storage_of(tensor)
-            if storage is not None:
-                self._made[storage.cdata] = _Made(storage, origin)
-
-    def _touches_device(self, given: Sequence[torch.Tensor]) -> bool:
-        keys = map(storage_key, given)
-        return any(key in self._device and key not in self._made for key in keys)
-
-    def _origin(self, given: Iterable[torch.Tensor]) -> RawFinding | None:
-        made = (self._made.get(storage_key(tensor)) for tensor in given)
-        return next((source.origin for source in made if source is not None and source.origin is not None), None)
-
-
-def _host_origin(info: OperatorInfo) -> RawFinding | None:
-    if not names_host(user_frame(), info.short_name):
-        return None
-    operation = str(getattr(info.func, "overloadpacket", info.func))
-    text = "the source creates this tensor on the host"
-    return RawFinding(id="host-data", text=text, operation=operation, **user_sites()._asdict())
-
-
 class RuleChecker:
-    """Judges each operation. It remembers which tensors were Python numbers and which the source puts on the host."""
+    """Judges each operation by its arguments, and by where its tensors lie. ``placement`` is None on a GPU."""
 
-    def __init__(self, backend: Backend, device: Iterable[int]) -> None:
-        self._is_gpu = backend.kind == "cuda"
-        self._placement = None if self._is_gpu else Placement(device)
-        self._numbers: dict[int | None, object] = {}
+    def __init__(self, placement: Placement | None) -> None:
+        self._placement = placement
+        self._draws = HostDraws()
 
     def judge(self, info: OperatorInfo, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> RawFinding | None:
         """The finding of the rules in an operation. It has a line only if that is not the running line."""
-        if info.is_lift:
-            self._remember_number(args[0])
-        found = hazards.judge(info.func, args, kwargs, self._is_number) if info.is_judged else None
+        placement = self._placement
+        is_number = None if placement is None else placement.is_number
+        found = hazards.judge(info.func, args, kwargs, is_number) if info.is_judged else None
+        if placement is not None:
+            return placement.judged(found, info.func, info.short_name, args, kwargs)
+        given = _given(args, kwargs)
+        # An operation on CPU tensors alone does not wait for the device. A copy to the device does.
         error = found if found is not None and found.level == "error" else None
-        if self._placement is not None:
-            return error or self._placement.judge(info.short_name, _given(args, kwargs)) or found
-        # On a GPU an operation on CPU tensors alone does not wait for the device. A copy to the device does.
         is_local = error is not None and (error.id in ("host-sync", "dynamic-shape") or info.is_lift)
-        return None if is_local and _lies_on_host(_given(args, kwargs)) else found
+        if is_local and _lies_on_host(tensors_read(info.short_name, given)):
+            return self._draws.used(info.name, given)
+        return found if found is not None or _lies_on_host(given) else self._draws.used(info.name, given)
 
     def place(
-        self, info: OperatorInfo, args: tuple[Any, ...], kwargs: Mapping[str, Any], made: Sequence[torch.Tensor]
+        self,
+        info: OperatorInfo,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        made: Sequence[torch.Tensor],
+        *,
+        is_drawn: bool = False,
     ) -> None:
-        """Note where an operation puts its results."""
+        """Note where an operation puts its results. ``is_drawn``: it draws random numbers."""
         if self._placement is not None:
-            self._placement.remember(info, _given(args, kwargs), made)
+            self._placement.place(info.short_name, _given(args, kwargs), made, is_drawn=is_drawn)
+        elif _lies_on_host(made):
+            self._draws.note(_given(args, kwargs), made, is_drawn=is_drawn)
 
-    def _remember_number(self, tensor: torch.Tensor) -> None:
-        storage = storage_of(tensor)
-        if tensor.dim() == 0 and storage is not None:
-            self._numbers[storage.cdata] = storage
+    def is_on_host(self, made: Sequence[torch.Tensor]) -> bool:
+        """Whether all these tensors lie on the host."""
+        return _lies_on_host(made) if self._placement is None else self._placement.is_on_host(made)
 
-    def _is_number(self, tensor: torch.Tensor) -> bool:
-        return storage_key(tensor) in self._numbers
+
+class HostDraws:
+    """Follows random numbers of the host where tensors know their place."""
+
+    def __init__(self) -> None:
+        self._drawn: dict[int | None, StorageWeakRef | None] = {}
+
+    def note(self, given: Iterable[torch.Tensor], made: Iterable[torch.Tensor], *, is_drawn: bool) -> None:
+        """Note the results of an operation on the host."""
+        if is_drawn or any(storage_key(tensor) in self._drawn for tensor in given):
+            self._drawn.update((storage_key(tensor), storage_of(tensor)) for tensor in made)
+
+    def used(self, operation: str, given: Iterable[torch.Tensor]) -> RawFinding | None:
+        """The finding in an operation that takes such a number to the device, or to Python."""
+        is_used = any(storage_key(tensor) in self._drawn for tensor in given)
+        return RawFinding(id="rng", text=HOST_DRAW_TEXT, operation=operation) if is_used else None
 
 
 def _given(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:

@@ -101,6 +101,8 @@ class Trace:
     """One call, in order. It keeps outside memory alive, so that no other memory gets its address."""
 
     operations: list[TracedOperation] = field(default_factory=list)
+    host_calls: list[tuple[int, RawFinding]] = field(default_factory=list)
+    """Python calls that a capture refuses, each with the number of operations before it."""
     aliases: list[tuple[str, OutsideMemory]] = field(default_factory=list)
     """The names of output leaves that share memory with something outside, and that memory."""
     containers: list[tuple[str, TracedOperation | None]] = field(default_factory=list)
@@ -146,7 +148,6 @@ class ProbeResults:
     """The findings of the rules in the first call, and in a call under ``no_grad``, which splits composites."""
     elsewhere: dict[str, Trace] = field(default_factory=dict)
     """The calls at another batch size and on the branches that only a GPU takes, for the rules."""
-    host_calls: list[RawFinding] = field(default_factory=list)
     not_judged: list[str] = field(default_factory=list)
 
 

@@ -74,6 +74,11 @@ def _missing_size(func: Any) -> list[Rule]:
     return [lambda args, kwargs, from_host: SHAPE if read(args, kwargs) is None else None]
 
 
+def _checked_on_a_cpu(func: Any) -> list[Rule]:
+    # A CPU reads the fractions to check them. CUDA does not. A rule that finds nothing keeps the parts from judgement.
+    return [lambda args, kwargs, from_host: None]
+
+
 def _open_classes(func: Any) -> list[Rule]:
     # With num_classes the CPU reads the values to check them. one_hot on CUDA does not.
     read = reader(func, "num_classes")
@@ -194,6 +199,8 @@ def _crossing(source: Any, target_type: str) -> RawFinding | None:
 SPECIAL: Mapping[str, Callable[[Any], list[Rule]]] = {
     "where": _condition_only,
     "one_hot": _open_classes,
+    "quantile": _checked_on_a_cpu,
+    "nanquantile": _checked_on_a_cpu,
     "repeat_interleave": _missing_size,
     "tensor_split": _tensor_sections,
     "narrow": _tensor_start,

@@ -2,6 +2,7 @@
 
 from pytest_cudagraph.sources.user_lines import (
     Sites,
+    calling_frame,
     describe,
     origin_of,
     raised_in_user_code,
@@ -13,6 +14,7 @@ from pytest_cudagraph.sources.user_lines import (
 
 __all__ = [
     "Sites",
+    "calling_frame",
     "describe",
     "origin_of",
     "raised_in_user_code",

@@ -69,19 +69,19 @@ def names_host(frame: FrameType | None, called: str) -> bool:
     if frame is None or not any(is_host(constant) for constant in frame.f_code.co_consts):
         return False
     code = frame.f_code
-    calls = [call for call in _calls(code.co_filename) if _covers(call, frame.f_lineno)]
-    place = _place(frame)
+    calls = [call for call in _calls(code.co_filename) if covers(call, frame.f_lineno)]
+    place = place_of_call(code, frame.f_lasti)
     # Python before 3.11 gives no columns. Then look at every call of the line.
     calls = [call for call in calls if (call.lineno, call.col_offset, call.end_col_offset) == place] or calls
-    return any(_name(call.func) == called and any(map(_names_host, _devices(call, called))) for call in calls)
+    return any(name_of(call.func) == called and any(map(names_host_device, _devices(call, called))) for call in calls)
 
 
-def _place(frame: FrameType) -> tuple[int | None, int | None, int | None] | None:
-    """The line, the first and the last column of the call that a frame runs."""
-    positions = getattr(frame.f_code, "co_positions", None)
+def place_of_call(code: CodeType, instruction: int) -> tuple[int | None, int | None, int | None] | None:
+    """The line, the first and the last column of the call at an instruction. None before Python 3.11."""
+    positions = getattr(code, "co_positions", None)
     if positions is None:
         return None
-    line, _, column, end_column = next(itertools.islice(positions(), frame.f_lasti // 2, None))
+    line, _, column, end_column = next(itertools.islice(positions(), instruction // 2, None))
     return line, column, end_column
 
 
@@ -99,8 +99,8 @@ def gpu_branches(site: Site) -> tuple[int, ...]:
 def branches_on_cuda(code: CodeType, line: int) -> bool:
     """Whether a branch on this line reads ``is_cuda``."""
     return any(
-        _covers(test, line) and any(_name(part) == "is_cuda" for part in ast.walk(test))
-        for test in _tests(_tree(code.co_filename))
+        covers(test, line) and any(name_of(part) == "is_cuda" for part in ast.walk(test))
+        for test in _tests(tree_of(code.co_filename))
     )
 
 
@@ -109,8 +109,8 @@ def _devices(call: ast.Call, called: str) -> list[ast.expr]:
     return [*positional, *(keyword.value for keyword in call.keywords if keyword.arg == "device")]
 
 
-def _names_host(value: ast.expr) -> bool:
-    if isinstance(value, ast.Call) and _name(value.func) == "device" and value.args:
+def names_host_device(value: ast.expr) -> bool:
+    if isinstance(value, ast.Call) and name_of(value.func) == "device" and value.args:
         value = value.args[0]
     return isinstance(value, ast.Constant) and is_host(value.value)
 
@@ -121,7 +121,7 @@ def _gpu_branches(file: str) -> tuple[tuple[int, int, tuple[int, ...]], ...]:
     if not any('"cuda"' in text or "'cuda'" in text for text in linecache.getlines(file)):
         return ()
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
-    functions = [node for node in ast.walk(_tree(file)) if isinstance(node, kinds)]
+    functions = [node for node in ast.walk(tree_of(file)) if isinstance(node, kinds)]
     return tuple((node.lineno, node.end_lineno or node.lineno, _lines_asking(node)) for node in functions)
 
 
@@ -139,24 +139,24 @@ def _asks_for_cuda(node: ast.AST) -> bool:
         return False
     sides = (node.left, node.comparators[0])
     is_word = any(isinstance(side, ast.Constant) and side.value == "cuda" for side in sides)
-    return is_word and any(_name(side) == "type" for side in sides)
+    return is_word and any(name_of(side) == "type" for side in sides)
 
 
-def _name(node: ast.AST) -> str:
+def name_of(node: ast.AST) -> str:
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
-def _covers(node: ast.expr | ast.stmt, line: int) -> bool:
+def covers(node: ast.expr | ast.stmt, line: int) -> bool:
     return node.lineno <= line <= (node.end_lineno or node.lineno)
 
 
 @functools.lru_cache(maxsize=64)
 def _calls(file: str) -> tuple[ast.Call, ...]:
-    return tuple(node for node in ast.walk(_tree(file)) if isinstance(node, ast.Call))
+    return tuple(node for node in ast.walk(tree_of(file)) if isinstance(node, ast.Call))
 
 
 @functools.lru_cache(maxsize=16)
-def _tree(file: str) -> ast.AST:
+def tree_of(file: str) -> ast.AST:
     try:
         return ast.parse("".join(linecache.getlines(file)))
     except (SyntaxError, ValueError):  # a file edited while it runs, or a notebook cell with magic

@@ -24,11 +24,15 @@ _MACHINERY = frozenset({"_pytest", "pytest", "pluggy", "xdist", "execnet", "pyte
 # Code without a file, made by dataclasses, namedtuple or torch.fx. Cells of a notebook are the user's code.
 _GENERATED = re.compile(r"<(?!stdin|ipython)")
 
-_OWN_FOLDERS = tuple(
+_TORCH = Path(torch.__file__).parent
+_THIS_PACKAGE = tuple(
     str(folder) + separator
-    for folder in (Path(__file__).resolve().parents[1], Path(__file__).parents[1], Path(torch.__file__).parent)
+    for folder in (Path(__file__).resolve().parents[1], Path(__file__).parents[1])
     for separator in ("/", "\\")
 )
+_OWN_FOLDERS = (*_THIS_PACKAGE, *(str(_TORCH) + separator for separator in ("/", "\\")))
+# Where torch.compile is loaded, it wraps the methods of a dispatch mode.
+_OBSERVERS = (*_THIS_PACKAGE, str(_TORCH / "_dynamo"), str(_TORCH / "_compile"))
 _STANDARD_LIBRARY = tuple(
     str(Path(sysconfig.get_paths()[key]).resolve()) + separator
     for key in ("stdlib", "platstdlib")
@@ -73,6 +77,14 @@ def user_frame() -> FrameType | None:
     """The frame of :func:`user_site`. Do not keep it, because a frame keeps all its variables alive."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and origin_of(frame.f_code.co_filename) == "machinery":
+        frame = frame.f_back
+    return frame
+
+
+def calling_frame() -> FrameType | None:
+    """The innermost frame that runs code of the model, torch's included. Do not keep it."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_OBSERVERS):
         frame = frame.f_back
     return frame
 

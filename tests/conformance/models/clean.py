@@ -464,6 +464,83 @@ class NumberOfTheHost(Base):
 
 
 @clean()
+class StepsOfTheHost(Base):
+    """A schedule that the host makes and reads, with and without naming it."""
+
+    def forward(self, x):
+        for step in torch.linspace(0, 9, steps=3).int().tolist():
+            x = x * 0.5 + step
+        return x * float(torch.arange(3, device="cpu").cpu().to("cpu").numpy().sum())
+
+
+@clean()
+class SizeOfTheHost(Base):
+    def forward(self, x):
+        size = torch.tensor(x.shape[-2:])
+        return x / float(size.max()) if size.sum() > 1 else x
+
+
+@clean()
+class SizesOfTheHost(Base):
+    """Sizes that depend on values of the host are known to it."""
+
+    def forward(self, x):
+        steps = torch.arange(6)
+        return x * len(steps[steps > 2].unique()) + len(steps.nonzero())
+
+
+@clean()
+class NumberOfTheHostChanged(Base):
+    """A number is taken by value, whatever the host writes there later."""
+
+    def forward(self, x):
+        scale = torch.ones(())
+        y = x * scale
+        scale += 1
+        y = y * scale
+        scale += 5
+        return y
+
+
+@clean()
+class CutAtHostSizes(Base):
+    def forward(self, x):
+        return x.tensor_split(torch.arange(1, 3), 1)[1] * 2 + x.narrow(1, torch.ones((), dtype=torch.int64), 1)
+
+
+@clean()
+class PackedByHostLengths(Base):
+    @staticmethod
+    def inputs():
+        return torch.randn(2, 3, 4)
+
+    def forward(self, x):
+        lengths = torch.full((x.shape[0],), 3)
+        packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True)
+        return nn.utils.rnn.pad_packed_sequence(packed, batch_first=True)[0] * 2
+
+
+@clean()
+class DevicePassedOn(Base):
+    def forward(self, x):
+        options = {"device": x.device, "dtype": x.dtype}
+        return x * torch.ones(4, **options) + positions(4, x.device)
+
+
+def positions(count, device=None):
+    return torch.arange(count, device=device)
+
+
+@clean()
+class Quantile(Base):
+    """A CPU checks the fractions, and CUDA does not."""
+
+    @torch.inference_mode()
+    def forward(self, x):
+        return torch.quantile(x, torch.full((2,), 0.5, device=x.device), 1).T + F.one_hot(x.argmax(-1), 2 + 2)[:, :2]
+
+
+@clean()
 class OtherKernelOnCuda(Base):
     def forward(self, x):
         if x.is_cuda:

@@ -9,7 +9,8 @@ from unittest import mock
 import numpy as np
 import torch
 import torch.nn.functional as F
-from tests.conformance.cases import Base, hazard
+from tests.conformance.cases import WRONG, Base, hazard
+from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 host_sync = {"audit": "host-sync", "capture": "host-sync"}
@@ -208,6 +209,45 @@ class Solve(Base):
 
 
 @hazard(9, **host_sync)
+class PowerOfInverse(Base):
+    """The model's own inference mode keeps composite operations whole."""
+
+    @torch.inference_mode()
+    def forward(self, x):
+        return torch.linalg.matrix_power(torch.eye(4, device=x.device) + x.T @ x, -1)  # HERE
+
+
+@hazard(9, **host_sync)
+class SpectralNorm(Base):
+    @torch.inference_mode()
+    def forward(self, x):
+        return x / torch.linalg.matrix_norm(x, 2)  # HERE
+
+
+@hazard(9, **host_sync)
+class NuclearNorm(Base):
+    @torch.inference_mode()
+    def forward(self, x):
+        return x / torch.norm(x, p="nuc")  # HERE
+
+
+@hazard(1, **host_sync)
+class Waveform(Base):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("window", torch.hann_window(16))
+
+    @staticmethod
+    def inputs():
+        return torch.randn(2, 64)
+
+    @torch.inference_mode()
+    def forward(self, x):
+        spectrum = torch.stft(x, 16, 4, window=self.window, return_complex=True)
+        return torch.istft(spectrum, 16, 4, window=self.window, length=64)  # HERE
+
+
+@hazard(9, **host_sync)
 class EigenValues(Base):
     def forward(self, x):
         return torch.linalg.eigvalsh(x.T @ x)  # HERE
@@ -381,19 +421,19 @@ class NumberAtIndices(Base):
         return y
 
 
-@hazard(5, audit="host-data")
+@hazard(5, **host_data)
 class NumberOnDevice(Base):
     def forward(self, x):
         return x * torch.tensor(2.0, device=x.device)  # HERE
 
 
-@hazard(5, audit="host-data")
+@hazard(5, **host_data)
 class NumberSentToDevice(Base):
     def forward(self, x):
         return x * torch.tensor(2.0).to(x.device)  # HERE
 
 
-@hazard(5, audit="host-data")
+@hazard(5, **host_data)
 class NumberSentToTensor(Base):
     def forward(self, x):
         return x * torch.tensor(2.0).to(x)  # HERE
@@ -493,16 +533,98 @@ class ToCpuByObject(Base):
         return self.linear(x.to(torch.device("cpu")).to(x.device))  # HERE
 
 
-@hazard(21, audit="host-data")
+@hazard(21, **host_data)
 class HostConstant(Base):
     def forward(self, x):
         return x * torch.ones(4, device="cpu")  # HERE
 
 
-@hazard(5, 21, audit="host-data")
+@hazard(5, 21, **host_data)
 class HostIndex(Base):
     def forward(self, x):
         return x[:, torch.arange(2, device="cpu")] + 1  # HERE
+
+
+@hazard(5, **host_data)
+class EmbeddingOfSteps(Base):
+    """A diffusion model's sinusoidal embedding, made on the host in each call."""
+
+    def forward(self, x):
+        rate = torch.exp(-math.log(10000) * torch.arange(4, dtype=torch.float32) / 4)
+        rate = rate.to(device=x.device)  # HERE
+        return torch.cos(x * rate[None])
+
+
+@hazard(5, **host_data)
+class IndexPerRow(Base):
+    """CLIP takes the features at the last token of each row."""
+
+    def forward(self, x):
+        return x[torch.arange(x.shape[0]), x.argmax(-1)] * 2  # HERE
+
+
+@hazard(5, **host_data)
+class RelativePositions(Base):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(7))
+
+    def forward(self, x):
+        steps = torch.arange(4)
+        distance = steps[:, None] - steps[None, :]
+        return x @ self.table[distance + 3]  # HERE
+
+
+@hazard(5, notes=("rng",), **host_data)
+class SampledKeys(Base):
+    """Informer draws the keys of its attention on the host."""
+
+    def forward(self, x):
+        return x[:, torch.randint(4, (2,))] + 1  # HERE
+
+
+@hazard(5, **host_data)
+class ArraySentToDevice(Base):
+    def forward(self, x):
+        return x * torch.from_numpy(np.ones(4, np.float32)).to(x.device)  # HERE
+
+
+def positions(count, device=None):
+    return torch.arange(count, device=device, dtype=torch.float32)  # HERE
+
+
+@hazard(21, **host_data)
+class DeviceNotPassed(Base):
+    """The line that makes the tensor is named by the audit, and the line that takes it by the capture."""
+
+    def forward(self, x):
+        return x * positions(4)  # HERE
+
+
+@hazard(21, **host_data)
+class HostRowAppended(Base):
+    def forward(self, x):
+        return torch.cat([x, torch.zeros(1, 4)]).sum(0)  # HERE
+
+
+@hazard(2, **host_sync)
+class CollectedOnTheHost(Base):
+    def forward(self, x):
+        rows = torch.zeros(x.shape)
+        rows[0] = self.linear(x)[0]  # HERE
+        return rows * 2
+
+
+@hazard(26, 42, audit="rng", check=WRONG)
+class NumberDrawnOnTheHost(Base):
+    def forward(self, x):
+        return x * torch.rand(())  # HERE
+
+
+@hazard(26, 42, audit="rng", check=WRONG)
+class NumberDrawnAndRead(Base):
+    def forward(self, x):
+        return x * torch.rand(1).item()  # HERE
 
 
 @hazard(1, **host_sync)

@@ -217,7 +217,6 @@ CALLS_AFTER_THE_FIRST = (
     "the second call",
     "the third call",
     "the call outside inference mode",
-    "the call watched for host reads",
     "the call on other inputs",
     "the call on zero inputs",
     "the call on negative inputs",
@@ -226,7 +225,7 @@ CALLS_AFTER_THE_FIRST = (
 )
 
 
-@pytest.mark.parametrize("at_call", range(2, 11))
+@pytest.mark.parametrize("at_call", range(2, 10))
 def test_a_later_call_that_raises_is_said_and_passed_over(at_call, monkeypatch):
     monkeypatch.setattr(silent, "GLOBAL_CALLS", [0])
     before = torchs_own()
@@ -236,12 +235,12 @@ def test_a_later_call_that_raises_is_said_and_passed_over(at_call, monkeypatch):
     assert torchs_own() == before
 
 
-def test_a_clean_model_is_called_ten_times_and_once_at_another_batch_size(monkeypatch):
+def test_a_clean_model_is_called_nine_times_and_once_at_another_batch_size(monkeypatch):
     monkeypatch.setattr(silent, "GLOBAL_CALLS", [0])
     assert audited(Raising(at_call=0)) == Audit()
-    assert silent.GLOBAL_CALLS == [10]
+    assert silent.GLOBAL_CALLS == [9]
     assert audit(Raising(at_call=0), example_of(X), HostBackend(), example_of(torch.ones(4, 4))) == Audit()
-    assert silent.GLOBAL_CALLS == [21]
+    assert silent.GLOBAL_CALLS == [19]
 
 
 @pytest.mark.parametrize("start", range(3))
@@ -391,7 +390,9 @@ def test_a_constant_that_stays_on_the_host_by_name_is_found_where_it_is_made():
 
     (error,) = audited(model).errors
     assert (error.id, error.site.line) == ("host-data", model.__code__.co_firstlineno + 1)
-    assert error.evidence.endswith("on the host, but mul takes it together with device tensors")
+    assert error.evidence.endswith(
+        "aten.mul: takes this host tensor with tensors of the device. Eager CUDA raises the same"
+    )
 
 
 GLOBAL_HOST_TENSOR = torch.ones(4)
@@ -443,13 +444,13 @@ def test_a_custom_operator_is_said_not_to_be_judged():
     assert found.not_judged == ("custom operator cudagraph_audit::twice",)
 
 
-def test_on_a_gpu_reading_tensors_of_the_host_is_the_hosts_own_business():
+def test_reading_tensors_of_the_host_is_the_hosts_own_business():
     def model(x):
         table = torch.arange(4.0)
         return x + table[table > 1].sum()
 
     assert ids(audited(model, kind="cuda"), "error") == []
-    assert ids(audited(model, kind="cpu"), "error") == ["dynamic-shape"]
+    assert ids(audited(model, kind="cpu"), "error") == []
     assert ids(audited(loud.HostList(), kind="cuda"), "error") == []
 
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import torch
 
 from pytest_cudagraph.audit.rule_checks import Operators, RuleChecker
+from pytest_cudagraph.backends.placement import Placement
 
 aten = torch.ops.aten
 HOST = torch.ones(3)
 
 
 def judged(func, *args, kind="cuda"):
-    found = RuleChecker(SimpleNamespace(kind=kind), ()).judge(Operators().of(func), args, {})
+    found = RuleChecker(None if kind == "cuda" else Placement(())).judge(Operators().of(func), args, {})
     assert found is None or found.site is None
     return found and found.id
 

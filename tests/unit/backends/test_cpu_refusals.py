@@ -53,7 +53,11 @@ REFUSED = {
         SYNC,
     ),
     "constant": (lambda x: x + torch.tensor([1.0, 2.0], device=x.device), "host-data", hazards.UNPINNED_COPY_TEXT),
-    "generator": (lambda x: x + torch.rand(2, generator=GENERATOR), "rng", hazards.FOREIGN_GENERATOR_TEXT),
+    "generator": (
+        lambda x: x + torch.rand(2, generator=GENERATOR, device=x.device),
+        "rng",
+        hazards.FOREIGN_GENERATOR_TEXT,
+    ),
     "reseed": (reseeds, "rng", hazards.RNG_STATE_TEXT),
     "rng state": (lambda x: (x * 2, torch.get_rng_state())[0], "rng", hazards.RNG_STATE_TEXT),
     "sparse": (lambda x: x.to_sparse(), "dynamic-shape", SYNC),
@@ -96,9 +100,9 @@ ALLOWED = {
     "number": lambda x: x * torch.tensor(2.0),
     "masked write": lambda x: x.masked_fill(x > 0, 1.0),
     "one hot": lambda x: nn.functional.one_hot(torch.zeros(2, dtype=torch.long), 3),
-    "default generator": lambda x: x + torch.rand(2, generator=torch.default_generator),
+    "default generator": lambda x: x + torch.rand(2, generator=torch.default_generator, device=x.device),
     "sizes": lambda x: x.view(x.shape[0], -1) * x.numel(),
-    "output size": lambda x: x.repeat_interleave(torch.tensor(2).expand(2).clone(), output_size=4),
+    "output size": lambda x: x.repeat_interleave(torch.full((2,), 2, device=x.device), output_size=4),
 }
 
 

@@ -59,7 +59,7 @@ def test_a_capture_leaves_parameters_inputs_and_random_numbers(twin):
     def model(x):
         states.append(torch.get_rng_state() if len(states) < 3 else None)
         weight.mul_(2)
-        x.add_(torch.rand(2))
+        x.add_(torch.rand(2, device=x.device))
         return x * weight
 
     graph = capture(twin, model, example)
@@ -126,7 +126,7 @@ def test_scalars_and_branches_are_baked(twin):
 
 
 def test_random_numbers_are_drawn_from_the_live_generator(twin):
-    graph = capture(twin, lambda x: x + torch.rand(2), torch.zeros(2))
+    graph = capture(twin, lambda x: x + torch.rand(2, device=x.device), torch.zeros(2))
     torch.manual_seed(7)
     first, second = graph.replay().clone(), graph.replay().clone()
     torch.manual_seed(7)
@@ -248,15 +248,15 @@ def test_too_few_and_too_many_arguments_are_refused(twin):
 IN_PLACE = {
     "add_": lambda x: x.clone().add_(1).mul_(2),
     "view": lambda x: x.clone().view(-1)[:1].add_(5),
-    "copy_": lambda x: torch.zeros(2).copy_(x),
-    "fill": lambda x: torch.empty(2).fill_(2.0) + x,
-    "out": lambda x: torch.add(x, 1, out=torch.empty(2)) * 2,
-    "index_put": lambda x: x.clone().index_put_((torch.arange(1),), x[:1] * 9),
+    "copy_": lambda x: torch.zeros(2, device=x.device).copy_(x),
+    "fill": lambda x: torch.empty(2, device=x.device).fill_(2.0) + x,
+    "out": lambda x: torch.add(x, 1, out=torch.empty(2, device=x.device)) * 2,
+    "index_put": lambda x: x.clone().index_put_((torch.arange(1, device=x.device),), x[:1] * 9),
     "t_": lambda x: (x.view(1, 2) * 2).t_() + 1,
     "squeeze_": lambda x: (x.view(1, 2) * 2).squeeze_(0) + 1,
     "foreach": lambda x: torch._foreach_add([x, x * 2], 1)[1],
     "slice": lambda x: torch.stack([x, x])[:, 1:].add_(1),
-    "setitem": lambda x: _set_first(torch.zeros(2), x),
+    "setitem": lambda x: _set_first(torch.zeros_like(x), x),
     "where": lambda x: torch.where(x > 1, x, 0.0),
     "masked": lambda x: _set_masked(x.clone()),
     "max": lambda x: x.max(dim=0).values + x.max(dim=0).indices,

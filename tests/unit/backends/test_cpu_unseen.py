@@ -190,7 +190,7 @@ class Returns(nn.Module):
 
 class Numbers(nn.Module):
     def forward(self, x):
-        return x * torch.tensor(2.0) + torch.scalar_tensor(1.0) + torch.zeros(2)
+        return x * torch.tensor(2.0) + torch.scalar_tensor(1.0) + torch.zeros(2, device=x.device)
 
 
 class ThroughARegion(nn.Module):

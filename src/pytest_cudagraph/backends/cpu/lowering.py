@@ -16,9 +16,10 @@ import torch
 
 from pytest_cudagraph import hazards
 from pytest_cudagraph.backends.buffers import poison_value
-from pytest_cudagraph.backends.capture_mode import ObservingMode
+from pytest_cudagraph.backends.capture_mode import ObservingMode, storage_key, tensors_of
 from pytest_cudagraph.backends.cpu.memory import ResultPath, copier, fresh_results, overlaps
 from pytest_cudagraph.backends.cpu.operators import Traits, bind, find_binding, traits_of
+from pytest_cudagraph.hazards import RawFinding
 
 Step = Callable[[], object]
 
@@ -162,62 +163,60 @@ def _equal_bits(found: torch.Tensor, wanted: torch.Tensor) -> bool:
 
 
 class _Abandoned(Exception):
-    """The composite has several kernels, or effects that must not happen twice."""
+    """The composite has effects that must not happen twice."""
 
 
 class CompositeProbe(ObservingMode):
-    """Runs the parts of one composite operator. Stops before the second kernel and before any effect."""
+    """Runs and judges the parts of one composite operator. Stops before any effect outside it."""
 
-    def __init__(self) -> None:
+    def __init__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         super().__init__()
-        self.kernel: RecordedOperation | None = None
+        self.refused: RawFinding | None = None
+        """The first part that a capture refuses."""
+        self._given = {storage_key(tensor) for tensor in tensors_of([args, dict(kwargs)])}
+        self._kernels: list[RecordedOperation] = []
+        self._is_simple = True
+
+    @property
+    def kernel(self) -> RecordedOperation | None:
+        """The only kernel. None where there are several or none."""
+        return self._kernels[0] if self._is_simple and len(self._kernels) == 1 else None
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        traits = _without_effects(func, args, kwargs)
+        traits = self._without_effects(func, args, kwargs)
+        self.refused = self.refused or hazards.refusal(func, args, kwargs)
         if traits.composite is not None:
             with self:
                 return traits.composite(*args, **kwargs)
-        if self.kernel is not None and not func.is_view:
-            raise _Abandoned
         result = func(*args, **kwargs)
         fresh = fresh_results(result, args, kwargs)
+        self._is_simple &= bool(fresh or func.is_view) and not traits.allocates
         if fresh:
-            if self.kernel is not None:
-                raise _Abandoned
-            self.kernel = RecordedOperation(func=func, args=args, kwargs=kwargs, result=result, fresh=fresh)
+            self._kernels.append(RecordedOperation(func=func, args=args, kwargs=kwargs, result=result, fresh=fresh))
         return result
+
+    def _without_effects(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Traits:
+        if not isinstance(func, torch._ops.OpOverload):
+            raise _Abandoned
+        traits = traits_of(func)
+        written = {storage_key(tensor) for tensor in traits.written(args, kwargs)}
+        if traits.random or traits.metadata_only or traits.makes_constant or written & self._given:
+            raise _Abandoned
+        return traits
 
 
 def run_by_parts(
     traits: Traits, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> tuple[Any, RecordedOperation] | None:
-    """The result and the only kernel of a composite operator, or None where it has several, none, or effects."""
+) -> tuple[Any, CompositeProbe] | None:  # fmt: skip
+    """The result of a composite operator and its judged parts. None where it is a single one or has effects."""
     if traits.composite is None or traits.random or traits.written(args, kwargs):
         return None
-    probe = CompositeProbe()
+    probe = CompositeProbe(args, kwargs)
     try:
         with probe:
-            result = traits.composite(*args, **kwargs)
+            return traits.composite(*args, **kwargs), probe
     except _Abandoned:
         return None
-    return None if probe.kernel is None else (result, probe.kernel)
-
-
-def _without_effects(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Traits:
-    if not isinstance(func, torch._ops.OpOverload):
-        raise _Abandoned
-    traits = traits_of(func)
-    if (
-        traits.random
-        or traits.allocates
-        or traits.metadata_only
-        or traits.makes_constant
-        or traits.written(args, kwargs)
-    ):
-        raise _Abandoned
-    if hazards.refusal(func, args, kwargs) is not None:
-        raise _Abandoned
-    return traits

@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass_type
 
 from pytest_cudagraph import hazards, pytree
@@ -26,6 +27,7 @@ from pytest_cudagraph.backends.capture_mode import (
 )
 from pytest_cudagraph.backends.cpu.memory import BorrowedMemory, names_of
 from pytest_cudagraph.backends.cpu.tape import OpaqueCall, Refusals, Tape
+from pytest_cudagraph.backends.placement import HOST_DRAW_TEXT, Placement
 from pytest_cudagraph.errors import CaptureRefusal
 from pytest_cudagraph.protocols import Model
 from pytest_cudagraph.values import Site
@@ -78,11 +80,13 @@ def record(
     refusals = Refusals()
     names = names_of(model)
     is_known = None if seen is None else lambda key: key in names or seen.has_seen(key)
-    tape = Tape(refusals, inputs=pytree.tensors_in((args, kwargs)), borrowed=BorrowedMemory(names), is_known=is_known)
+    inputs = [*pytree.tensors_in((args, kwargs))]
+    tape = Tape(refusals, inputs=inputs, borrowed=BorrowedMemory(names), is_known=is_known)
+    placement = _placement(model, inputs, names)
     random = torch.get_rng_state()
     compiled = _compiled_frames()
     try:
-        output = _call(model, args, kwargs, tape, refusals)
+        output = _call(model, args, kwargs, hidden_from_compiler(OperationRecorder)(tape, refusals, placement))
     except CaptureRefusal as refused:
         if _compiled_frames() != compiled:
             # A compilation saves the random state, which would be named as the reason.
@@ -97,9 +101,18 @@ def record(
     return tape, output
 
 
-def _call(model: Model, args: tuple[Any, ...], kwargs: Mapping[str, Any], tape: Tape, refusals: Refusals) -> Any:
+def _placement(model: Model, inputs: Iterable[torch.Tensor], names: Mapping[int, str]) -> Placement:
+    """Inputs, parameters and buffers lie on the device. Other tensors of the model may lie on the host."""
+    owner = model if isinstance(model, nn.Module) else getattr(model, "__self__", None)
+    held = (*owner.parameters(), *owner.buffers()) if isinstance(owner, nn.Module) else ()
+    device = {storage_key(tensor) for tensor in (*inputs, *held)}
+    return Placement(device, kept=names.keys() - device)
+
+
+def _call(model: Model, args: tuple[Any, ...], kwargs: Mapping[str, Any], recorder: OperationRecorder) -> Any:
+    refusals = recorder.refusals
     try:
-        with as_capturing(refusals), hidden_from_compiler(OperationRecorder)(tape, refusals):
+        with as_capturing(refusals, recorder.placement), recorder:
             output = model(*args, **kwargs)
     except Exception as exc:
         # The model may have turned the refusal into another error. The reason is the first refusal.
@@ -122,17 +135,27 @@ def _compiled_frames() -> int:
 
 
 @contextmanager
-def as_capturing(refusals: Refusals) -> Iterator[None]:
+def as_capturing(refusals: Refusals, placement: Placement) -> Iterator[None]:
     """Refuse the calls that a capture refuses, and say that a stream is capturing."""
-    refusing = ((call.owner, call.name, functools.partial(_refusing, call, refusals)) for call in refused_calls())
+    refusing = (
+        (call.owner, call.name, functools.partial(_refusing, call, refusals, placement)) for call in refused_calls()
+    )
     with replaced(refusing), replaced(claims_capture(lambda: refusals.is_active)):
         yield
 
 
-def _refusing(call: RefusedCall, refusals: Refusals, original: Callable[..., Any]) -> Callable[..., Any]:
+def _refusing(
+    call: RefusedCall, refusals: Refusals, placement: Placement, original: Callable[..., Any]
+) -> Callable[..., Any]:
+    def is_legal(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        if call.name == "to" and not moves_to_host(args, kwargs, by_name=True):
+            return True
+        is_read = call.is_legal_on_host and call.hazard == "host-sync" and isinstance(args[0], torch.Tensor)
+        return is_read and placement.may_read(args[0])
+
     @functools.wraps(original)
     def refuse(*args: Any, **kwargs: Any) -> Any:
-        if refusals.is_active and (call.name != "to" or moves_to_host(args, kwargs, by_name=True)):
+        if refusals.is_active and not is_legal(args, kwargs):
             refusals.refuse(call.text, hazard=call.hazard, operation=call.label)
         return original(*args, **kwargs)
 
@@ -153,40 +176,56 @@ class OperationRecorder(ObservingMode):
 
     supports_higher_order_operators = True
 
-    def __init__(self, tape: Tape, refusals: Refusals) -> None:
+    def __init__(self, tape: Tape, refusals: Refusals, placement: Placement) -> None:
         super().__init__()
         self._tape = tape
-        self._refusals = refusals
+        self.refusals = refusals
+        self.placement = placement
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        self._refusals.check()
+        self.refusals.check()
         if any(is_traceable_wrapper_subclass_type(cls) for cls in types):
             return NotImplemented  # torch then asks the subclass, whose inner operations come here
         kwargs = kwargs or {}
-        found = hazards.refusal(func, args, kwargs, from_host=self._tape.is_number)
-        if found is not None:
-            self._refusals.refuse(found.text, hazard=found.id, operation=found.operation)
-        if isinstance(func, torch._ops.OpOverload):
-            with self._refusals.paused():
-                return self._tape.record(func, args, kwargs)
-        return self._record_parts(func, args, kwargs)
+        name = str(getattr(func, "overloadpacket", func).__name__)
+        self._refuse(func, name, args, kwargs)
+        if not isinstance(func, torch._ops.OpOverload):
+            return self._record_parts(func, args, kwargs)
+        given = list(tensors_of((args, kwargs)))
+        with self.refusals.paused():
+            is_host_work = self.placement.makes_on_host(given)
+            result = func(*args, **kwargs) if is_host_work else self._tape.record(func, args, kwargs)
+            made = list(tensors_of(result))
+            if is_host_work:
+                self._tape.keep_on_host(made)
+            self.placement.place(name, given, made)
+        return result
+
+    def _refuse(self, func: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        found = hazards.judge(func, args, kwargs, self.placement.is_number)
+        found = self.placement.judged(found, func, name, args, kwargs)
+        # A capture accepts numbers that the host draws. They are frozen, and only the audit knows.
+        if found is not None and found.level == "error" and found.text != HOST_DRAW_TEXT:
+            self.refusals.refuse(found.text, hazard=found.id, operation=found.operation)
 
     def record_region(self, region: OpaqueCall, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Record compiled code as one step."""
-        self._refusals.check()
+        self.refusals.check()
         # This call does not come from the dispatcher, so the modes are still on.
-        with self._refusals.paused(), _disable_current_modes():
-            return self._tape.record_region(region, args, kwargs)
+        with self.refusals.paused(), _disable_current_modes():
+            result = self._tape.record_region(region, args, kwargs)
+            self.placement.place(region.label, list(tensors_of((args, kwargs))), list(tensors_of(result)))
+            return result
 
     def _record_parts(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Record the operations that the plain form of a higher-order operator dispatches."""
         name = func.name()
         if name in _READS_ITS_CONDITION:
-            self._refusals.refuse(hazards.CAPTURE_UNSUPPORTED.text, hazard="host-sync", operation=name)
+            self.refusals.refuse(hazards.CAPTURE_UNSUPPORTED.text, hazard="host-sync", operation=name)
         if name not in _KNOWN_PARTS:
             text = "the CPU twin does not support this higher-order operator"
-            self._refusals.refuse(text, hazard="unknown-op", operation=name)
+            self.refusals.refuse(text, hazard="unknown-op", operation=name)
         with self:
             return func.py_kernels[_DENSE_KEY](*args, **kwargs)

@@ -30,7 +30,7 @@ from pytest_cudagraph.backends.cpu.memory import (
     plain_alias,
     same_layout,
 )
-from pytest_cudagraph.backends.cpu.operators import baked, traits_of
+from pytest_cudagraph.backends.cpu.operators import Traits, baked, traits_of
 from pytest_cudagraph.errors import CaptureRefusal
 
 
@@ -111,6 +111,7 @@ class Tape:
         self._inputs = {storage_key(tensor) for tensor in inputs}
         self._is_known = is_known or (lambda key: True)
         self._constants: dict[int | None, torch.Tensor] = {}
+        self._host: set[int | None] = set()
         self._restored: set[int | None] = set()
         self._setup: list[Step] = []
         self._steps: list[Step] = []
@@ -126,9 +127,11 @@ class Tape:
         """The steps that may run code outside PyTorch: compiled code and custom operators."""
         return frozenset(self._opaque)
 
-    def is_number(self, tensor: torch.Tensor) -> bool:
-        """Whether the tensor was made from a number of the host during this call."""
-        return storage_key(tensor) in self._constants
+    def keep_on_host(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Keep what the host computed. It is in no step, so that every replay uses the values of the recording."""
+        for tensor in tensors:
+            self._add_constant(tensor)
+            self._host.add(storage_key(tensor))
 
     def record(self, func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Run one operation for its result, and add the step that repeats it."""
@@ -136,7 +139,7 @@ class Tape:
         traits = traits_of(func)
         written = traits.written(args, kwargs)
         self._save(written)
-        result, kernel = run_by_parts(traits, args, kwargs) or (func(*args, **kwargs), None)
+        result, kernel = self._run(func, traits, args, kwargs)
         if traits.makes_constant:
             self._add_constant(args[0])
             return result
@@ -149,6 +152,18 @@ class Tape:
             step = recompute(operation) if has_effects else self._fastest_step(operation, kernel)
             self._add(step, is_opaque=func.namespace != "aten")
         return result
+
+    def _run(
+        self, func: torch._ops.OpOverload, traits: Traits, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[Any, RecordedOperation | None]:
+        """The result of an operation, and its only kernel if it is composite. Its parts may be refused."""
+        found = run_by_parts(traits, args, kwargs)
+        if found is None:
+            return func(*args, **kwargs), None
+        result, parts = found
+        if parts.refused is not None and not hazards.is_judged(func):
+            self._refusals.refuse(parts.refused.text, hazard=parts.refused.id, operation=parts.refused.operation)
+        return (result, parts.kernel) if parts.kernel else (func(*args, **kwargs), None)
 
     def record_region(self, region: OpaqueCall, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Run compiled code for its result, and add it as one step. Call it with all dispatch modes disabled."""
@@ -195,6 +210,8 @@ class Tape:
 
     def _alias(self, tensor: torch.Tensor, operation: str) -> torch.Tensor:
         key = storage_key(tensor)
+        if key in self._host:
+            return plain_alias(tensor.clone())  # by value: the host may write to it later
         if self._is_own(key):
             return plain_alias(tensor)
         if self._is_unseen(key):
@@ -243,6 +260,7 @@ class Tape:
 
     def _save(self, written: list[torch.Tensor]) -> None:
         self.storages.save(written)
+        self._host -= {storage_key(tensor) for tensor in written}
         # An eager call makes each constant anew. A replay that writes to one must first restore it.
         for key in {storage_key(tensor) for tensor in written} & self._constants.keys() - self._restored:
             constant = self._constants[key]

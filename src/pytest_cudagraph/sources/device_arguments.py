@@ -1,0 +1,108 @@
+"""The device that a running call asks for. Torch fills in a missing device, so only the source text tells."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import linecache
+from types import CodeType, FrameType
+from typing import Any, Literal
+
+import torch
+
+from pytest_cudagraph.sources.syntax import covers, name_of, names_host_device, place_of_call, tree_of
+from pytest_cudagraph.sources.user_lines import calling_frame
+
+Asked = Literal["host", "device", "unknown"]
+"""``device``: the call passes one, and the source does not name the CPU."""
+
+_FACTORIES = frozenset(
+    """
+    arange as_tensor asarray bartlett_window blackman_window empty empty_permuted empty_strided eye fftfreq
+    from_numpy full hamming_window hann_window kaiser_window linspace logspace normal ones rand randint randn
+    randperm range rfftfreq scalar_tensor tensor tril_indices triu_indices zeros
+    """.split()
+)
+"""Functions that make a tensor on the host unless they are given a device."""
+
+_OF_A_TENSOR = frozenset({"new_tensor"})
+_TO_HOST = frozenset({"cpu", "numpy", "__array__", "tolist"})
+_MOVES = _TO_HOST | {"to"}
+
+
+def asked_device() -> Asked:
+    """Where the running call of a factory puts its tensor: ``torch.zeros(4)``, ``torch.tensor(2.0, device=device)``.
+
+    ``unknown`` for any other call, and with a default device.
+    """
+    frame = calling_frame()
+    # A default device is a torch function mode, which adds the argument below the source text.
+    if frame is None or torch._C._len_torch_function_stack():
+        return "unknown"
+    call = _running_call(frame.f_code, frame.f_lasti, frame.f_lineno, _FACTORIES | _OF_A_TENSOR)
+    return "unknown" if call is None else _asked_by(call, frame)
+
+
+def target_device() -> Asked:
+    """Where the running call moves a tensor: ``Tensor.to``, ``Tensor.cpu``, a factory. ``unknown`` for any other."""
+    frame = calling_frame()
+    call = None if frame is None else _running_call(frame.f_code, frame.f_lasti, frame.f_lineno, _MOVES | _FACTORIES)
+    if frame is None or call is None:
+        return "unknown"
+    if name_of(call.func) not in _MOVES:
+        return _asked_by(call, frame)
+    if name_of(call.func) in _TO_HOST:
+        return "host"
+    return _place_of(call.args[0] if call.args else _keyword(call), frame)
+
+
+def _asked_by(call: ast.Call, frame: FrameType) -> Asked:
+    if name_of(call.func) in _OF_A_TENSOR:
+        return "device"
+    # **options may hold a device, and so may the third argument of as_tensor.
+    if any(keyword.arg is None for keyword in call.keywords) or (name_of(call.func) == "as_tensor" and call.args[2:]):
+        return "unknown"
+    return _place_of(_keyword(call), frame)
+
+
+def _keyword(call: ast.Call) -> ast.expr | None:
+    return next((keyword.value for keyword in call.keywords if keyword.arg == "device"), None)
+
+
+def _place_of(device: ast.expr | None, frame: FrameType) -> Asked:
+    if device is None or names_host_device(device):
+        return "host"
+    return "host" if isinstance(device, ast.Name) and _value(device.id, frame) is None else "device"
+
+
+def _value(name: str, frame: FrameType) -> Any:
+    return frame.f_locals.get(name, frame.f_globals.get(name))
+
+
+# Cached: a layer runs the same line in every call.
+@functools.lru_cache(maxsize=1024)
+def _running_call(code: CodeType, instruction: int, line: int, names: frozenset[str]) -> ast.Call | None:
+    """The call of one of these names at an instruction. None for another call, or if several may be meant."""
+    calls = [call for call in _calls_in(code) if name_of(call.func) in names and covers(call, line)]
+    place = place_of_call(code, instruction)
+    if place is None:  # Python before 3.11 gives no columns
+        return calls[0] if len(calls) == 1 else None
+    return next((call for call in calls if (call.lineno, call.col_offset, call.end_col_offset) == place), None)
+
+
+@functools.lru_cache(maxsize=256)
+def _calls_in(code: CodeType) -> tuple[ast.Call, ...]:
+    return tuple(node for node in ast.walk(_function(code)) if isinstance(node, ast.Call))
+
+
+def _function(code: CodeType) -> ast.AST:
+    """The syntax of one function with the lines and columns of its file, which is faster than that of the file."""
+    lines = linecache.getlines(code.co_filename)[code.co_firstlineno - 1 :]
+    # In an ``if`` the function may be indented.
+    above = ["if True:\n"] if lines and lines[0][:1].isspace() else []
+    try:
+        tree = ast.parse("".join([*above, *inspect.getblock(lines)]))
+    except (SyntaxError, IndexError):  # a lambda, or code without a file
+        return tree_of(code.co_filename)
+    return ast.increment_lineno(tree, code.co_firstlineno - 1 - len(above))
