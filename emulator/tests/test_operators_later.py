@@ -105,3 +105,12 @@ def test_a_number_on_the_host_is_read_at_the_launch(row):
             doubled = row * number
             number.fill_(100)
             assert doubled.tolist() == [0, 2, 4, 6]
+
+
+def test_an_integer_division_by_zero_is_no_error(row):
+    whole = row.long()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        torch.remainder(whole, whole)
+    graph.replay()
+    torch.cuda.synchronize()

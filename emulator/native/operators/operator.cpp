@@ -29,8 +29,8 @@ const Names TAKEN_WHOLE = {"aten::convolution", "aten::convolution_backward"};
 const Names WAIT = {
     "equal", "nonzero", "masked_select", "_unique", "_unique2", "unique_dim", "unique_consecutive",
     "unique_dim_consecutive", "bincount", "linalg_eig", "linalg_eigvals", "_linalg_eigvals", "_linalg_eigh",
-    "_linalg_svd", "linalg_lstsq", "cholesky", "linalg_matrix_exp", "_ctc_loss", "embedding_renorm_", "_nested_tensor_from_mask",
-    "_nested_tensor_from_mask_left_aligned"};
+    "_linalg_svd", "linalg_lstsq", "cholesky", "linalg_matrix_exp", "_ctc_loss", "embedding_renorm_",
+    "_nested_tensor_from_mask", "_nested_tensor_from_mask_left_aligned"};
 const Names WAIT_BY_ARGUMENTS = {"histc", "repeat_interleave"};
 const Names DRAW_WITHOUT_GENERATOR = {"native_dropout", "_fused_dropout", "_sample_dirichlet"};
 // Their CUDA kernels stop with a device-side assert. A shape that does not fit is refused on the host.

@@ -32,8 +32,9 @@ bool is_sparse_kernel(const std::string& bare) {
 at::Tensor on_host(const at::Tensor& tensor) {
   if (!tensor.is_cuda()) return tensor;
   if (!tensor.is_sparse()) return host_stand_in(tensor);
-  return at::_sparse_coo_tensor_unsafe(host_stand_in(tensor._indices()), host_stand_in(tensor._values()), tensor.sizes(),
-                                       tensor.options().device(c10::kCPU), tensor.is_coalesced());
+  const auto indices = host_stand_in(tensor._indices()), values = host_stand_in(tensor._values());
+  const auto options = tensor.options().device(c10::kCPU);
+  return at::_sparse_coo_tensor_unsafe(indices, values, tensor.sizes(), options, tensor.is_coalesced());
 }
 
 // A sparse tensor gets new indices and values. A dense one gets the numbers.
