@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -14,12 +15,18 @@ from pytest_cudagraph.device import EMULATED, why_no_gpu
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def kind(request):
-    """The twin everywhere; CUDA where there is a GPU, or an emulated device."""
-    if request.param == "cuda":
-        missing = why_no_gpu()
-        if missing not in (None, EMULATED):
-            pytest.skip(f"needs a CUDA GPU: {missing.found}")
-    return request.param
+    """The twin everywhere; CUDA where there is a GPU, or an emulated device, whose streams then queue their work."""
+    missing = why_no_gpu() if request.param == "cuda" else None
+    if missing not in (None, EMULATED):
+        pytest.skip(f"needs a CUDA GPU: {missing.found}")
+    with _queued_work() if missing else nullcontext():
+        yield request.param
+
+
+def _queued_work():
+    import cuda_emulator
+
+    return cuda_emulator.asynchronous(seed=1)
 
 
 @pytest.fixture(autouse=True)
