@@ -991,9 +991,11 @@ def _ended(running: Mapping[int, tuple[str, Path, float]]) -> list[int]:
 
 
 def document() -> str:
-    """The lines of all rules, after a line on the machine."""
-    found = answers({"": describe, **RULES})
-    return f"# {found.pop('')}\n" + "".join(f"{name}: {answer}\n" for name, answer in found.items())
+    """The lines of all rules, after a line on the machine. Raises SystemExit where there is no CUDA device."""
+    described = answers({"": describe})[""]
+    if not described.startswith("torch "):
+        raise SystemExit(f"there is no CUDA device to ask: {described}")
+    return f"# {described}\n" + "".join(f"{name}: {answer}\n" for name, answer in answers(RULES).items())
 
 
 def machine(text: str) -> str:

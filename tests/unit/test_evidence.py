@@ -213,6 +213,13 @@ def test_each_rule_is_asked_in_a_process_of_its_own_and_none_costs_the_others_th
     }
 
 
+def test_a_machine_without_a_cuda_device_is_told_before_any_rule_is_asked(monkeypatch):
+    monkeypatch.setattr(capture_rules, "describe", lambda: torch.zeros(1, device="cuda:99"))
+    monkeypatch.setattr(capture_rules, "RULES", {"asked": lambda: pytest.fail("asked")})
+    with pytest.raises(SystemExit, match=r"^there is no CUDA device to ask: could not be asked, "):
+        capture_rules.document()
+
+
 def test_all_answers_are_kept_and_those_that_differ_are_returned(monkeypatch, tmp_path):
     script, expected = tmp_path / "script.py", tmp_path / "expected.txt"
     script.write_text(f"print({FOUND!r}, end='')", encoding="utf-8")
