@@ -1,4 +1,4 @@
-"""``-p cuda_emulator.pytest_plugin``: fails a test that launched a kernel which computed nothing.
+"""``-p cuda_emulator.pytest_plugin``: fails a test that launched a kernel which computed nothing, or broke the device.
 
 Counts the launches of this process and of the processes that a test starts. A test marked ``needs_speed`` or
 ``needs_triton`` is skipped with the marker's reason.
@@ -22,6 +22,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 MARKERS = ("needs_speed", "needs_triton")
 _ELSEWHERE = pytest.StashKey[Counter]()
 """Launches of other processes: those that tests started, and the workers of pytest-xdist."""
+_ALL = ""
+"""The key of all launches. The other keys are names of what computed nothing."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -45,6 +47,8 @@ def pytest_runtest_call(item: pytest.Item):
         finally:
             elsewhere = _counts_of_processes(Path(folder), item.config.stash[_ELSEWHERE])
     new = Counter(cuda_emulator.unknown_launches()) - before + elsewhere
+    if cuda_emulator.clear_error():
+        pytest.fail("a kernel failed, and the test did not clear the device's error")
     if new:
         pytest.fail("launched kernels that computed nothing: " + ", ".join(f"{n} x {k}" for k, n in new.items()))
     return result
@@ -56,20 +60,20 @@ def _counts_of_processes(folder: Path, total: Counter) -> Counter:
     for path in folder.glob("*.json"):
         counts = json.loads(path.read_text(encoding="utf-8"))
         unknown.update(counts["unknown"])
-        total["launches"] += counts["launches"]
-    total["unknown"] += unknown.total()
+        total[_ALL] += counts["launches"]
+    total.update(unknown)
     return unknown
 
 
-def _launches(config: pytest.Config) -> dict[str, int]:
-    counts = config.stash[_ELSEWHERE]
-    unknown = sum(cuda_emulator.unknown_launches().values())
-    return {"launches": cuda_emulator.launches() + counts["launches"], "unknown": unknown + counts["unknown"]}
+def _launches(config: pytest.Config) -> Counter:
+    """All launches, and those that computed nothing by name."""
+    here = {_ALL: cuda_emulator.launches(), **cuda_emulator.unknown_launches()}
+    return config.stash[_ELSEWHERE] + Counter(here)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     if hasattr(session.config, "workeroutput"):
-        session.config.workeroutput["cuda_emulator"] = _launches(session.config)
+        session.config.workeroutput["cuda_emulator"] = dict(_launches(session.config))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -80,6 +84,7 @@ def pytest_testnodedown(node) -> None:
 
 def pytest_terminal_summary(terminalreporter) -> None:
     counts = _launches(terminalreporter.config)
-    terminalreporter.write_line(
-        f"emulated CUDA device: {counts['launches']} launches, {counts['unknown']} not emulated"
-    )
+    launches = counts.pop(_ALL, 0)
+    # A test that fails or is skipped after such a launch does not fail for it. So they are named here.
+    names = f": {', '.join(sorted(counts))}" if counts else ""
+    terminalreporter.write_line(f"emulated CUDA device: {launches} launches, {counts.total()} not emulated{names}")

@@ -33,7 +33,9 @@ def run(tmp_path):
 
 def launches(output):
     """The launches that the plugin tells at the end of a run, and how many of them computed nothing."""
-    found = re.search(r"^emulated CUDA device: (\d+) launches, (\d+) not emulated$", output, re.MULTILINE)
+    found = re.search(
+        r"^emulated CUDA device: (\d+) launches, (\d+) not emulated(?:: .*spin_kernel.*)?$", output, re.MULTILINE
+    )
     assert found, output
     return int(found[1]), int(found[2])
 
@@ -50,3 +52,18 @@ def test_launches_of_processes_and_workers_are_counted(run, workers):
     pytest.importorskip("xdist")
     output = run(STARTS.format(code=ADDS), "-n", workers)
     assert launches(output) == (2, 0), output
+
+
+def test_a_test_that_leaves_a_failed_kernel_fails_and_the_next_one_does_not(run):
+    broken = "import torch; torch.arange(2, device='cuda')[torch.tensor([9], device='cuda')] if 1 else 0"
+    body = f"""import pytest
+    with pytest.raises(RuntimeError):
+        {broken}
+        __import__("torch").cuda.synchronize()
+
+def test_next():
+    __import__("torch").cuda.synchronize()
+"""
+    output = run(body)
+    assert "a kernel failed, and the test did not clear the device's error" in output
+    assert "1 failed, 1 passed" in output
