@@ -20,6 +20,7 @@ from tests.conformance.twin_page import (
     TWIN,
     differences,
     page_with,
+    reached,
     rows,
     updated,
     wanted,
@@ -43,12 +44,17 @@ def test_the_table_and_the_figures_are_those_of_the_run():
     assert PAGE.read_text(encoding="utf-8") == page, "GOLDEN=update writes it"
 
 
+def said(difference, witness):
+    return wanted(CASES[difference.module], witness)
+
+
 @NEEDS_ALL_CASES
 def test_each_difference_is_one_and_has_its_reason():
     for each in differences().values():
         twin = wanted(CASES[each.module], TWIN)
         assert each.twin == twin[each.stage], each
-        assert each.is_one, each
+        shown = {each.of(witness) for witness in (EMULATED_CUDA, GPU) if each.stage in reached(said(each, witness))}
+        assert shown - {each.twin}, f"{each}: no witness comes to this stage and differs"
         assert each.why, f"{each.module}: write why {each.stage} differs"
 
 

@@ -105,10 +105,11 @@ def updated(witness, seen):
     found = dict(differences())
     for name, said in seen.items():
         twin = wanted(CASES[name], TWIN)
-        for stage in reached(said):
+        for stage in STAGES:
+            word = said[stage] if stage in reached(said) else twin[stage]
             other = {"emulated": twin[stage], "gpu": NOT_SEEN}
             new = Difference(module=name, stage=stage, twin=twin[stage], **other, why="")
-            found[name, stage] = replace(found.get((name, stage), new), **{column: said[stage]})
+            found[name, stage] = replace(found.get((name, stage), new), **{column: word})
     return {key: each for key, each in found.items() if each.is_one}
 
 
