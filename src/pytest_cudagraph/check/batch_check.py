@@ -11,6 +11,7 @@ from pytest_cudagraph.check.differences import (
     ResultComparison,
     explained,
     has_same_outputs,
+    has_same_results,
     with_cause,
     with_circumstances,
 )
@@ -91,6 +92,7 @@ class BatchCheck:
             return
         noise = self.case.comparison.noise_of(eager, again)
         self._note_eager(eager, again, noise)
+        self._set_aside_unread(example, seed, eager)
         replay = self._compared_replay(example, seed, eager, noise)
         if isinstance(replay, Disagreement):
             self.end_with(replay)
@@ -253,6 +255,25 @@ class BatchCheck:
                 "eager is not repeatable: two runs from the same state, inputs and seed differ, most in "
                 f"{where} (twice this difference was allowed)"
             )
+
+    def _set_aside_unread(self, example: Example, seed: int, eager: CallResult) -> None:
+        """Do not compare plain tensors that eager replaces and does not read: no result depends on the old ones."""
+        comparison = self.case.comparison
+        replaced = self.case.start.replaced_by(eager).items()
+        asked = ((name, fill) for name, fill in replaced if name not in comparison.unread)
+        unread = {name for name, fill in asked if self._is_unread(fill, example, seed, eager)}
+        if unread:
+            self.case = replace(self.case, comparison=replace(comparison, unread=comparison.unread | unread))
+            names = ", ".join(sorted(unread))
+            self.note(f"eager replaces {names}, replay does not. No call reads what an earlier one left there")
+
+    def _is_unread(self, fill: Callable[[], None], example: Example, seed: int, eager: CallResult) -> bool:
+        try:
+            other = self.case.start.run(self.case.eager, example, seed, change=fill, records_state=True)
+        # The tensor cannot be filled, or the user's model does not accept the values.
+        except Exception:
+            return False
+        return has_same_results(eager, other)
 
     def _note_stale_inputs_unseen(self) -> None:
         (first_inputs, first), (last_inputs, last) = self._trials[0], self._trials[-1]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
@@ -78,10 +80,18 @@ class InitialState:
         self.not_seen = tuple(f"state {name!r}" for name in self._snapshot.not_seen)
         """State that can be neither compared nor restored."""
 
-    def run(self, call: Model, example: Example, seed: int, *, change: Callable[[], None] | None = None) -> CallResult:
+    def run(
+        self,
+        call: Model,
+        example: Example,
+        seed: int,
+        *,
+        change: Callable[[], None] | None = None,
+        records_state: bool | None = None,
+    ) -> CallResult:
         """Restore the state, seed the generators, and call on a copy of ``example``.
 
-        ``change`` changes the state before the call. The result then records no state.
+        ``change`` changes the state before the call. The result then records no state, unless ``records_state`` is set.
         """
         self._snapshot.restore()
         if change is not None:
@@ -96,7 +106,8 @@ class InitialState:
         generators = self._backend.rng_state()
         leaves, structure = pytree.flatten(output)
         held = {f"output{path}": leaf for path, leaf in zip(pytree.paths(structure), leaves, strict=True)}
-        changes = self._snapshot.changes() if change is None else Changes()
+        has_state = change is None if records_state is None else records_state
+        changes = self._snapshot.changes() if has_state else Changes()
         rebound, python = (*changes.rebound, *changes.added), (*changes.python, *changes.training)
         return CallResult(
             structure=structure,
@@ -114,6 +125,12 @@ class InitialState:
     def _copied(self, names: tuple[str, ...]) -> dict[str, torch.Tensor | None]:
         now = self._snapshot.live() if names else {}
         return {self._noun(name): _copy(now.get(name)) for name in names}
+
+    def replaced_by(self, result: CallResult) -> dict[str, Callable[[], None]]:
+        """The plain tensors that a call replaced, each with a function that fills the old one with other values."""
+        old = {self._noun(name): tensor for name, tensor in self._live.items()}
+        names = [name for name in result.rebound if name.startswith("state ") and name in old]
+        return {name: functools.partial(_fill_with_others, old[name]) for name in sorted(names)}
 
     def weights(self, moved: Collection[str] = ()) -> dict[str, torch.Tensor]:
         """The live floating parameters that can be changed in place. Buffers if there are no such parameters.
@@ -170,6 +187,13 @@ def _can_change(tensor: torch.Tensor) -> bool:
     # Eight-bit floats lack arithmetic, torch cannot write to expanded tensors, and meta tensors hold no values.
     is_expanded = any(step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True))
     return is_floating and tensor.itemsize > 1 and tensor.numel() > 0 and not is_expanded and not tensor.is_meta
+
+
+def _fill_with_others(tensor: torch.Tensor) -> None:
+    if tensor.is_floating_point() or tensor.is_complex():
+        tensor.fill_(math.nan)
+    else:  # valid as an index
+        tensor.fill_(0 if bool(tensor.any()) else 1)
 
 
 def _nouns(model: Model, live: Mapping[str, torch.Tensor]) -> dict[str, str]:

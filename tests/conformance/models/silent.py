@@ -9,7 +9,7 @@ import time
 
 import numpy as np
 import torch
-from tests.conformance.cases import WRONG, Base, hazard, is_capturing
+from tests.conformance.cases import WRONG, Base, hazard, is_capturing, note
 from torch import nn
 
 GLOBAL_CALLS = [0]
@@ -366,13 +366,36 @@ class CaptureAware(Base):
         return self.linear(x) if is_capturing() else x * 2
 
 
-@hazard(37, check="rebinds-state", notes=("stateful-python",))
+@note(37, ids=("stateful-python",))
 class KeepsLast(Base):
     last = None
 
     def forward(self, x):
         self.last = self.linear(x)
         return self.last + 1
+
+
+@note(37, ids=("stateful-python",))
+class Scratch(Base):
+    """RevIN keeps the statistics of its input on itself, for the second half of the same call."""
+
+    def forward(self, x):
+        self.mean = x.mean(1, keepdim=True)
+        self.spread = x.std(1, keepdim=True)
+        y = self.linear((x - self.mean) / self.spread)
+        return y * self.spread + self.mean
+
+
+@hazard(37, audit="rebinds-state", check="rebinds-state", notes=("stateful-python",))
+class RunningMean(Base):
+    """Only the state depends on the old tensor, not the output of the same call."""
+
+    mean = None
+
+    def forward(self, x):
+        old = x.mean(0) if self.mean is None else self.mean
+        self.mean = old * 0.9 + x.mean(0) * 0.1  # HERE
+        return self.linear(x)
 
 
 @hazard(25, audit="control-flow", check="stateful-python")
