@@ -107,3 +107,11 @@ def test_a_new_difference_has_a_row_without_a_reason():
     new = updated(EMULATED_CUDA, {"MaskedFill": said})
     assert new.keys() - differences().keys() == {("MaskedFill", "check")}
     assert "| `MaskedFill` | `check` | nothing | `wrong` | not seen |  |\n" in page_with(new)
+
+
+def test_what_counts_as_missed_on_cuda_alone_is_named():
+    hazards = [case for case in CASES.values() if case.is_hazard and not case.missed]
+    outcomes = {case.name: outcome(case, wanted(case, EMULATED_CUDA), case.expected.notes) for case in hazards}
+    missed = [name for name, each in outcomes.items() if each == "missed"]
+    named = f"On CUDA {' and '.join(f'`{name}`' for name in missed)} count as missed."
+    assert named in " ".join(PAGE.read_text(encoding="utf-8").split())
