@@ -8,7 +8,9 @@ from tests.gpu import small_models
 from tests.gpu.small_models import Mlp, ReadsTheHost
 
 from pytest_cudagraph.audit import audit
+from pytest_cudagraph.errors import EagerFailed
 from pytest_cudagraph.inputs import Example
+from pytest_cudagraph.pipeline.prepared_model import PreparedModel, run_eagerly
 
 
 def audited(backend, model, *args):
@@ -45,3 +47,12 @@ def test_a_clean_model_has_no_error_and_is_left_alone(backend):
     assert found.not_judged == ()
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
     assert torch.equal(torch.cuda.get_rng_state(), drawn)
+
+
+def test_a_plain_tensor_that_a_moved_copy_left_on_the_host_is_explained(backend):
+    model = Mlp().cuda().eval()
+    model.scale = torch.ones(64)
+    model.register_forward_pre_hook(lambda module, args: (args[0] * module.scale,))
+    examples = {4: Example(args=(torch.randn(4, 64, device=backend.device),), kwargs={})}
+    with pytest.raises(EagerFailed, match=r"moved with Module\.to"):
+        run_eagerly(PreparedModel(eager=model, examples=examples, is_copy=True), backend)

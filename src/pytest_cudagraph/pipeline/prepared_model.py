@@ -27,6 +27,8 @@ class PreparedModel:
     eager: Model
     examples: Mapping[int, Example]
     resizing: inputs.Resizing | None = None
+    is_copy: bool = False
+    """Whether ``eager`` is a copy of the user's model, moved to the device with ``Module.to``."""
 
 
 def prepare_model(call: ModelCall, case: Case, backend: Backend) -> PreparedModel:
@@ -37,13 +39,15 @@ def prepare_model(call: ModelCall, case: Case, backend: Backend) -> PreparedMode
     """
     _check_call(call)
     target, model, given = backend.device, call.model, Example(args=call.args, kwargs=dict(call.kwargs))
-    if _all_on_cpu(model, given) and torch.device(target).type != "cpu" and isinstance(model, torch.nn.Module):
+    is_copy = _all_on_cpu(model, given) and torch.device(target).type != "cpu" and isinstance(model, torch.nn.Module)
+    if is_copy:
         model = copy.deepcopy(model).to(target)
         given = map_example(given, lambda tensor: tensor.to(target))
     examples = inputs.batch_examples(given, case.batch_sizes, call.batch_dim)
     for example in examples.values():
         inputs.check_device(example, target)
-    return PreparedModel(eager=model, examples=examples, resizing=inputs.resizing(given, call.batch_dim))
+    resizing = inputs.resizing(given, call.batch_dim)
+    return PreparedModel(eager=model, examples=examples, resizing=resizing, is_copy=is_copy)
 
 
 def _check_call(call: ModelCall) -> None:
@@ -92,11 +96,13 @@ def run_eagerly(model: PreparedModel, backend: Backend) -> None:
     __tracebackhide__ = True
     with backend.running():
         for batch_size, example in model.examples.items():
-            check_output(_call_example(model.eager, batch_size, example, model.resizing))
+            check_output(_call_example(model.eager, batch_size, example, model.resizing, is_copy=model.is_copy))
     backend.synchronize()
 
 
-def _call_example(model: Model, batch_size: int, example: Example, resizing: inputs.Resizing | None) -> Any:
+def _call_example(
+    model: Model, batch_size: int, example: Example, resizing: inputs.Resizing | None, *, is_copy: bool = False
+) -> Any:
     __tracebackhide__ = True
     # On copies: the examples must not change when a model writes to its inputs or removes items of a dict.
     given = inputs.clone(example)
@@ -113,7 +119,7 @@ def _call_example(model: Model, batch_size: int, example: Example, resizing: inp
                     f"batch {batch_size}: eager raised {_error_text(error)}{place}",
                     *([f"at {sources.describe(site)}"] if site else []),
                     *_circumstances(batch_size, resizing),
-                    *_hints(error),
+                    *_hints(error, is_copy=is_copy),
                 ]
             )
         )
@@ -149,11 +155,17 @@ def _circumstances(batch_size: int, resizing: inputs.Resizing | None) -> list[st
     return [f"{by_itself}, at a batch size that the example does not have", f"{resized}; {remedy}"]
 
 
-def _hints(error: BaseException) -> list[str]:
-    """The inference mode of the run, where it may be the cause."""
+def _hints(error: BaseException, *, is_copy: bool) -> list[str]:
+    """The inference mode of the run, or that the plugin moved the model, where one may be the cause."""
     hints = []
     if any(word in message_of(error) for word in ("requires_grad", "require grad", "Inference tensors")):
         hints.append("models run under torch.inference_mode() here: what a graph serves has no backward pass")
+    if is_copy and "Expected all tensors to be on the same device" in message_of(error):
+        hints.append(
+            "the test's model and inputs are on the CPU, so this is a copy that was moved with Module.to. That moves "
+            "parameters and buffers, and no other tensor of an attribute, a list or a closure"
+        )
+        hints.append("register such a tensor as a buffer, or make model and inputs on cudagraph.device")
     return hints
 
 
