@@ -28,9 +28,7 @@ def _refuse(unknown: Mapping[str, Any], fixture: str, call: Callable[..., Any]) 
         return
     takes = [each.name for each in inspect.signature(call).parameters.values() if each.kind is each.KEYWORD_ONLY]
     # Values are shown only where they are short: a tensor fills a screen.
-    shown = {
-        name: value_text(value) if isinstance(value, (bool, int, float)) else "..." for name, value in unknown.items()
-    }
+    shown = {name: value_text(value) if type(value) in (bool, int, float) else "..." for name, value in unknown.items()}
     found = ", ".join(f"{name}={text}" for name, text in shown.items())
     given = ", ".join(f"{name!r}: {text}" for name, text in shown.items())
     near = [match for name in unknown for match in difflib.get_close_matches(name, takes, n=1, cutoff=0.75)]
