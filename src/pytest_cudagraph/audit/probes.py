@@ -86,9 +86,13 @@ class ProbeCall:
         given = inputs.clone(example)
         placement = self._placement(self._known(given, held)[0], sees_moves=not by_parts)
         rules = RuleWatch(placement)
-        watch = HostCallWatch(placement=placement, trace=rules.trace, as_on_gpu=as_on_gpu)
         observed = observing(rules, by_parts=rules.operators if by_parts else None)
-        self._call(given, _both(watch.watching(), observed), _no_grad() if by_parts else None)
+        if as_on_gpu:
+            # Only here: to replace methods of torch.Tensor costs more than a small model's call.
+            watch = HostCallWatch(placement=placement, trace=rules.trace, as_on_gpu=True)
+            self._call(given, _both(watch.watching(), observed))
+        else:
+            self._call(given, observed, _no_grad() if by_parts else None)
         return rules.trace
 
     def is_like(self, first: Trace, example: Example, held: Held) -> bool:
