@@ -104,13 +104,12 @@ class InitialState:
             output = call(*given.args, **given.kwargs)
         self._backend.synchronize()
         generators = self._backend.rng_state()
-        leaves, structure = pytree.flatten(output)
-        held = {f"output{path}": leaf for path, leaf in zip(pytree.paths(structure), leaves, strict=True)}
+        held = {f"output{path}": leaf for path, leaf in pytree.named_leaves(output)}
         has_state = change is None if records_state is None else records_state
         changes = self._snapshot.changes() if has_state else Changes()
         rebound, python = (*changes.rebound, *changes.added), (*changes.python, *changes.training)
         return CallResult(
-            structure=structure,
+            structure=pytree.flatten(output)[1],
             outputs={where: _copy(leaf) for where, leaf in held.items()},
             held=held,
             state=self._copied((*changes.written, *rebound, *changes.removed)),
