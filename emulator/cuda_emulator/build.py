@@ -87,9 +87,6 @@ def _torch_folder(python: Path) -> Path:
 
 
 def _headers(python: Path, scratch: Path) -> Path:
-    given = os.environ.get("CUDA_INCLUDE")
-    if given:
-        return Path(given)
     download = [python, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", scratch]
     _run([*download, *HEADERS], env=index_only())
     for path in scratch.glob("*.whl"):

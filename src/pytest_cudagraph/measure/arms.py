@@ -148,9 +148,11 @@ def _notes(sampling: Sampling, measured: bool, drift_ratio: float, selected: sta
     if health.discarded > _NOTABLE_DISTURBED_SHARE * (health.discarded + len(sampling.blocks)):
         why = "; ".join(health.reasons)
         notes.append(f"{plural(health.discarded, 'block')} discarded, {len(sampling.blocks)} kept: {why}")
-    if not measured and not health.discarded:
+    if not measured:
         bound = seconds_text(sampling.timer.bounds.extended_ns)
-        notes.append(f"the time budget of {bound} was too short for timed samples: the figures are from the warm-up")
+        too_short = f"the time budget of {bound} was too short for timed samples"
+        cause = "no block is left" if health.discarded else too_short
+        notes.append(f"{cause}: the figures are from the warm-up")
     if sampling.too_coarse is not None:
         notes.append(sampling.too_coarse.note)
     if max(drift_ratio, 1 / drift_ratio) > _NOTABLE_DRIFT_RATIO:
