@@ -37,13 +37,9 @@ if TYPE_CHECKING:
     from pytest_cudagraph.measure import Arms, Bounds, PerfCounterClock, measure_arms
     from pytest_cudagraph.monitor import PerfCard, PerfMonitor
     from pytest_cudagraph.serving.drop_in import IntegratedAOTCompiler, OptimizedModel, create_integrated_compiler
+    from pytest_cudagraph.serving.drop_in_statistics import CompilerStatistics, InferenceResult, ModelStatistics
     from pytest_cudagraph.serving.graph_runner import GraphRunner
-    from pytest_cudagraph.serving.statistics import (
-        CompilerStatistics,
-        InferenceResult,
-        ModelStatistics,
-        RunnerStatistics,
-    )
+    from pytest_cudagraph.serving.statistics import FormStatistics, RunnerStatistics
     from pytest_cudagraph.stats import EvidenceRule
     from pytest_cudagraph.values import BatchReport, Finding, GraphReport, Judgement, MeasuredBatch, Timing, Verdict
 
@@ -67,6 +63,7 @@ __all__ = [
     "EvidenceRule",
     "Finding",
     "FineGateWarning",
+    "FormStatistics",
     "GraphReport",
     "GraphRunner",
     "GraphTestFailure",
@@ -106,7 +103,8 @@ _HOMES = {
         "monitor": "PerfCard PerfMonitor",
         "serving.drop_in": "IntegratedAOTCompiler OptimizedModel create_integrated_compiler",
         "serving.graph_runner": "GraphRunner",
-        "serving.statistics": "CompilerStatistics InferenceResult ModelStatistics RunnerStatistics",
+        "serving.drop_in_statistics": "CompilerStatistics InferenceResult ModelStatistics",
+        "serving.statistics": "FormStatistics RunnerStatistics",
         "stats": "EvidenceRule",
         "values": "BatchReport Finding GraphReport Judgement MeasuredBatch Timing Verdict",
     }.items()

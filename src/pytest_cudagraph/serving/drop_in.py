@@ -16,16 +16,16 @@ import torch
 
 from pytest_cudagraph.errors import InputError
 from pytest_cudagraph.protocols import Model
-from pytest_cudagraph.serving.model_watch import is_same, reference_to
-from pytest_cudagraph.serving.request import CompilerOptions, make_request
-from pytest_cudagraph.serving.served_model import ServedModel
-from pytest_cudagraph.serving.statistics import (
+from pytest_cudagraph.serving.drop_in_statistics import (
     CompilerStatistics,
     EventLog,
     InferenceResult,
     ModelStatistics,
-    NoGraphReason,
 )
+from pytest_cudagraph.serving.model_watch import is_same, reference_to
+from pytest_cudagraph.serving.request import CompilerOptions, make_request
+from pytest_cudagraph.serving.served_model import ServedModel
+from pytest_cudagraph.serving.statistics import NoGraphReason
 
 _RETURN_SELF = frozenset(
     {"eval", "train", "to", "cpu", "cuda", "half", "float", "double", "bfloat16", "type", "requires_grad_", "apply"}

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import threading
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import fields
+from dataclasses import asdict
 from typing import Any, Literal
 
 import torch
@@ -18,9 +17,10 @@ from pytest_cudagraph.device import choose
 from pytest_cudagraph.errors import CudagraphError, InputError
 from pytest_cudagraph.inputs import Example
 from pytest_cudagraph.protocols import Backend, Model
+from pytest_cudagraph.serving.form_graphs import FormGraphs
 from pytest_cudagraph.serving.graph_set import GraphSet, check_max_graphs
 from pytest_cudagraph.serving.row_analysis import RunnerSetup
-from pytest_cudagraph.serving.rows import CallForm, Cut, NoCut
+from pytest_cudagraph.serving.rows import Cut
 from pytest_cudagraph.serving.statistics import NoGraphReason, RunnerStatistics, Tally
 
 _InferenceMode = torch._C._InferenceMode  # what torch.inference_mode enters, without a microsecond of Python
@@ -41,7 +41,8 @@ class GraphRunner:
     ``batch_dim`` is an int, or a tree of ints and None for tensors without rows. ``max_graphs`` limits the graphs at a
     time. ``capture="lazy"`` captures a batch size in its first call. Without ``clone_outputs``, outputs are the
     graph's own buffers, which the next call overwrites. With ``strict``, a refused capture raises
-    :class:`~pytest_cudagraph.errors.CaptureRefusal` instead of running eager. With ``check_rows``, a model whose rows
+    :class:`~pytest_cudagraph.errors.CaptureRefusal` instead of running eager, and so does a call that would capture
+    again because the model has changed. With ``check_rows``, a model whose rows
     depend on each other is never padded. ``backend`` replaces ``device``, for tests and other kinds of devices. Raises
     :class:`~pytest_cudagraph.errors.InputError` for unusable arguments,
     :class:`~pytest_cudagraph.errors.DeviceUnavailable`, and what the model raises.
@@ -66,28 +67,23 @@ class GraphRunner:
         _check_options(model, kwargs, capture, flags)
         check_max_graphs(max_graphs)
         example = Example(args=example_inputs, kwargs=dict(kwargs or {}))
-        self._sizes = _checked_sizes(example, batch_sizes, batch_dim)
-        self._size_for = [self._sizes[bisect_left(self._sizes, rows)] for rows in range(self._sizes[-1] + 1)]
-        if backend is not None:
-            inputs.check_device(example, backend.device)
         self._backend = backend or open_backend_for(device, example)
         self._model, self._clones, self._is_open = model, clone_outputs, True
-        self._form = CallForm(example, batch_dim)
+        self._check_rows, self._captures_now = check_rows, capture == "now"
         self._device_type = torch.device(self._backend.device).type
         self._autocast = autocast_dtype(self._device_type)
         self._tally, self._lock, self._launched = Tally(), threading.RLock(), None
-        setup = RunnerSetup(
-            model=model, example=inputs.clone(example), batch_dim=batch_dim, backend=self._backend,
-            max_graphs=max_graphs, strict=strict, check_rows=check_rows,
-        )  # fmt: skip
-        self._graphs = GraphSet(setup, self._tally)
-        if capture == "now":
-            self._capture_now()
+        self._graphs = GraphSet(model, self._backend, max_graphs=max_graphs, strict=strict, tally=self._tally)
+        try:
+            self._last = self._add(example, batch_sizes, batch_dim)
+        except BaseException:
+            self._graphs.close()
+            raise
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
-        """The batch sizes that can have a graph, ascending."""
-        return self._sizes
+        """The batch sizes of the runner's own example, ascending."""
+        return self._graphs.forms[0].sizes
 
     @property
     def device(self) -> str:
@@ -98,18 +94,31 @@ class GraphRunner:
     def statistics(self) -> RunnerStatistics:
         """All calls until now; also after :meth:`close`."""
         with self._lock:
-            tally, cut = self._tally, self._graphs.cut
-            counters = {field.name: getattr(tally, field.name) for field in fields(tally)}
-            counters["eager"] = {reason.value: count for reason, count in tally.eager.items()}
-            counters["replays"] = dict(tally.replays)
-            return RunnerStatistics(
-                device=self.device,
-                hits=tally.replays.total() - tally.padded,
-                memory_bytes=self._graphs.memory_bytes,
-                refused={size: str(error) for size, error in self._graphs.refused.items()},
-                not_padded=cut.why if isinstance(cut, NoCut) else "",
-                **counters,
-            )
+            forms = tuple(form.statistics() for form in self._graphs.forms)
+            counters = asdict(self._tally)
+            counters["eager"] = {reason.value: count for reason, count in self._tally.eager.items()}
+            replays = sum(count for form in forms for count in form.replays.values())
+            return RunnerStatistics(device=self.device, hits=replays - self._tally.padded, forms=forms, **counters)
+
+    def also(
+        self,
+        *example_inputs: Any,
+        kwargs: Mapping[str, Any] | None = None,
+        batch_sizes: Sequence[int] = (1, 2, 4, 8),
+        batch_dim: Any = 0,
+    ) -> None:
+        """Serve calls of another form too, such as a prefill chunk beside decode steps.
+
+        The form differs from the earlier ones in its nesting, a plain argument, a dtype, or a shape apart from the
+        rows. All forms share the memory, the lock, the limit of graphs and the statistics. Raises
+        :class:`~pytest_cudagraph.errors.InputError` for unusable arguments and for a form that an earlier one overlaps,
+        and what the constructor raises. Then the form is not added.
+        """
+        _check_kwargs(kwargs)
+        example = Example(args=example_inputs, kwargs=dict(kwargs or {}))
+        with self._lock:
+            self._check_open()
+            self._add(example, batch_sizes, batch_dim)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The output of ``model(*args, **kwargs)``, in inference mode.
@@ -152,26 +161,42 @@ class GraphRunner:
         if not self._is_open:
             raise CudagraphError("this GraphRunner is closed and has released its graphs; make another one")
 
+    def _add(self, example: Example, batch_sizes: Sequence[int], batch_dim: Any) -> FormGraphs:
+        inputs.batch_examples(example, batch_sizes, batch_dim)  # so that no later capture fails at that
+        inputs.check_device(example, self._backend.device)
+        setup = RunnerSetup(
+            model=self._model, example=inputs.clone(example), batch_dim=batch_dim, backend=self._backend,
+            check_rows=self._check_rows,
+        )  # fmt: skip
+        form = FormGraphs(setup, batch_sizes)
+        with self._lock:
+            self._graphs.add(form, capture=self._captures_now)
+        return form
+
     def _serve(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        values, rows = self._form.read(args, kwargs, self._sizes[-1])
+        form = self._last  # at most one form fits, and often that of the last call
+        values, rows = form.read(args, kwargs)
+        if isinstance(rows, NoGraphReason):
+            form, values, rows = self._graphs.find(args, kwargs)
+            self._last = form
         if (_is_any_autocast() or self._autocast) and autocast_dtype(self._device_type) != self._autocast:
             rows = NoGraphReason.OTHER_AUTOCAST
         if isinstance(rows, NoGraphReason):
             return self._eager(rows, args, kwargs)
-        size = self._size_for[rows]
-        graph, tally = self._graphs.at(size), self._tally
+        size = form.size_for[rows]
+        graph, tally = self._graphs.at(form, size), self._tally
         if graph is None:
             return self._eager(NoGraphReason.REFUSED, args, kwargs)
         if rows == size:
             output = graph(*args, **kwargs)
         else:
-            cut = self._graphs.cut
+            cut = form.cut
             if not isinstance(cut, Cut):
                 return self._eager(NoGraphReason.NOT_PADDED if cut is None else cut.reason, args, kwargs)
-            output = cut(self._form.replay_padded(graph, values, size), rows)
+            output = cut(form.call.replay_padded(graph, values, size), rows)
             tally.padded += 1
             tally.padding_rows += size - rows
-        tally.replays[size] += 1
+        form.replays[size] += 1
         return self._own(output) if self._clones else output
 
     def _eager(self, reason: NoGraphReason, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -183,14 +208,6 @@ class GraphRunner:
     def _own(self, output: Any) -> Any:
         # The next replay overwrites the buffers. Inside the lock, the copy precedes it on this stream.
         return output.clone() if type(output) is torch.Tensor else pytree.map_tensors(torch.clone, output)
-
-    def _capture_now(self) -> None:
-        try:
-            with self._lock:
-                self._graphs.capture(self._sizes)
-        except BaseException:
-            self.close()
-            raise
 
 
 class ReplayOnlyRunner(GraphRunner):
@@ -219,8 +236,7 @@ def open_backend_for(device: str, example: Example) -> Backend:
 def _check_options(model: Model, kwargs: Any, capture: str, flags: Mapping[str, Any]) -> None:
     if not callable(model):
         raise InputError(f"the model must be callable; found {type(model).__name__}")
-    if kwargs is not None and not isinstance(kwargs, Mapping):
-        raise InputError(f"kwargs is a mapping of keyword arguments; found {type(kwargs).__name__}")
+    _check_kwargs(kwargs)
     for name, flag in flags.items():
         if not isinstance(flag, bool):
             raise InputError(f"{name} is True or False; found {flag!r}")
@@ -228,7 +244,6 @@ def _check_options(model: Model, kwargs: Any, capture: str, flags: Mapping[str, 
         raise InputError(f"capture is 'now' or 'lazy'; found {capture!r}")
 
 
-def _checked_sizes(example: Example, batch_sizes: Sequence[int], batch_dim: Any) -> tuple[int, ...]:
-    """The batch sizes, ascending. Resizes the example to each, so that no later capture fails at that."""
-    inputs.batch_examples(example, batch_sizes, batch_dim)
-    return tuple(sorted(batch_sizes))
+def _check_kwargs(kwargs: Any) -> None:
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        raise InputError(f"kwargs is a mapping of keyword arguments; found {type(kwargs).__name__}")

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 
 from pytest_cudagraph.errors import CaptureRefusal, InputError
 from pytest_cudagraph.inputs.example import opaque_arguments
-from pytest_cudagraph.protocols import CapturedGraph
+from pytest_cudagraph.protocols import Backend, CapturedGraph, Model
+from pytest_cudagraph.serving.form_graphs import FormGraphs
 from pytest_cudagraph.serving.model_watch import ModelWatch
-from pytest_cudagraph.serving.row_analysis import RunnerSetup, learn_cut, written_arguments
-from pytest_cudagraph.serving.rows import Cut, NoCut
-from pytest_cudagraph.serving.statistics import Tally
+from pytest_cudagraph.serving.row_analysis import learn_cut, written_arguments
+from pytest_cudagraph.serving.statistics import NoGraphReason, Tally
 from pytest_cudagraph.state import Undo
 
 REFUSALS = (CaptureRefusal, InputError, torch.OutOfMemoryError)
 """Errors of a capture after which a batch size runs eager. Here an InputError concerns outputs of unsupported types."""
+
+_NEARNESS: Mapping[Any, int] = {NoGraphReason.OTHER_ARGUMENT: 0, NoGraphReason.OTHER_SHAPE: 1}
+"""How near a form is to a call that fits none, by the reason. The reason of the nearest form is counted."""
+
+_Size = tuple[FormGraphs, int]
 
 
 def check_max_graphs(max_graphs: int | None) -> None:
@@ -28,110 +34,151 @@ def check_max_graphs(max_graphs: int | None) -> None:
 
 
 class GraphSet:
-    """At most ``max_graphs`` graphs in one pool; the least recently used is closed first. The caller holds the lock."""
+    """The graphs of all forms in one pool, at most ``max_graphs``. The least recently used is closed first.
 
-    def __init__(self, setup: RunnerSetup, tally: Tally) -> None:
-        self._setup, self._tally = setup, tally
-        self._open: OrderedDict[int, CapturedGraph] = OrderedDict()
-        self._kept: dict[int, tuple[torch.Tensor, ...]] = {}
-        self._captured_before: set[int] = set()
-        self.refused: dict[int, Exception] = {}
-        self.cut: Cut | NoCut | None = None
-        self._written: tuple[str, ...] | None = None
-        self._pool = setup.backend.pool()
-        self._watch = ModelWatch(setup.model)
+    The caller holds the lock.
+    """
 
-    @property
-    def memory_bytes(self) -> dict[int, int | None]:
-        """Memory of each present graph, by batch size."""
-        return {size: graph.receipt.memory_bytes for size, graph in self._open.items()}
+    def __init__(self, model: Model, backend: Backend, *, max_graphs: int | None, strict: bool, tally: Tally) -> None:
+        self._model, self._backend, self._max_graphs = model, backend, max_graphs
+        self._strict, self._tally = strict, tally
+        self.forms: list[FormGraphs] = []
+        self._used: OrderedDict[_Size, None] = OrderedDict()
+        self._pool = backend.pool()
+        self._watch = ModelWatch(model)
 
-    def at(self, size: int) -> CapturedGraph | None:
-        """The graph of one batch size, captured if there is none; None if its capture is refused."""
-        if self._watch.has_changed():
-            self._tally.state_changes += 1
-            self.drop()
-        graph = self._open.get(size)
+    def add(self, form: FormGraphs, capture: bool) -> None:
+        """Serve calls of this form too. Raises :class:`InputError` if a call could fit an earlier form."""
+        for other in self.forms:
+            form.refuse_overlap(other)
+        self.forms.append(form)
+        try:
+            if capture:
+                self._renew_if_changed()
+                self._capture_all([(form, size) for size in reversed(form.sizes)])
+        except BaseException:
+            self.forms.remove(form)
+            self._close(form)
+            raise
+
+    def find(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[FormGraphs, list[Any], int | NoGraphReason]:
+        """The form that fits a call, with its leaves and its number of rows or the reason why none fits."""
+        found = [(form, *form.read(args, kwargs)) for form in self.forms]
+        return max(found, key=lambda each: _NEARNESS.get(each[2], 2 if isinstance(each[2], NoGraphReason) else 3))
+
+    def at(self, form: FormGraphs, size: int) -> CapturedGraph | None:
+        """The graph of one batch size, captured if there is none; None if its capture is refused.
+
+        Raises :class:`~pytest_cudagraph.errors.CaptureRefusal` for a changed model if ``strict``.
+        """
+        self._renew_if_changed()
+        graph = form.open.get(size)
         if graph is None:
-            return self._captured(size)
-        if self._setup.max_graphs is not None:
-            self._open.move_to_end(size)
+            return self._captured(form, size)
+        if self._max_graphs is not None:
+            self._used.move_to_end((form, size))
         return graph
-
-    def capture(self, sizes: Iterable[int]) -> None:
-        """Capture these batch sizes, the largest first, up to the limit."""
-        for size in sorted(sizes, reverse=True)[: self._setup.max_graphs]:
-            self._captured(size)
 
     def recapture(self) -> None:
         """Drop all graphs and capture the same batch sizes again."""
-        sizes = [*self._open, *self.refused]
+        sizes = [*self._used, *((form, size) for form in self.forms for size in form.refused)]
         self.drop()
-        self.capture(sizes)
+        self._capture_all(sorted(sizes, key=lambda each: -each[1]))
 
     def drop(self) -> None:
         """Close all graphs and watch the model in its present state."""
         self.close()
-        self._pool = self._setup.backend.pool()
-        self._watch = ModelWatch(self._setup.model)
+        self._pool = self._backend.pool()
+        self._watch = ModelWatch(self._model)
 
     def close(self) -> None:
         """Release all graphs and what they read."""
-        self._open.clear()
-        self.refused.clear()
-        self.cut = self._written = None
+        self._used.clear()
+        for form in self.forms:
+            form.forget()
         try:
             self._pool.close()
         finally:
-            self._kept.clear()  # after the pool, which waits for the last replay
+            for form in self.forms:
+                form.kept.clear()  # after the pool, which waits for the last replay
 
-    def _captured(self, size: int) -> CapturedGraph | None:
-        if size in self.refused:
+    def _renew_if_changed(self) -> None:
+        if not self._watch.has_changed():
+            return
+        if self._strict:
+            raise CaptureRefusal(
+                "the model has changed since its capture, and a strict runner does not capture again in a call\n"
+                + "".join(f"  found: {change}\n" for change in self._watch.changes())
+                + "  to fix: write new values into the same tensors, with copy_() or zero_()\n"
+                "  after an intended change call recapture()"
+            )
+        self._tally.state_changes += 1
+        self.drop()
+
+    def _capture_all(self, sizes: Iterable[_Size]) -> None:
+        """Capture these, in this order, while the limit allows it."""
+        for form, size in sizes:
+            if self._max_graphs is None or len(self._used) < self._max_graphs:
+                self._captured(form, size)
+
+    def _captured(self, form: FormGraphs, size: int) -> CapturedGraph | None:
+        if size in form.refused:
             return None
         self._make_room()
         started_ns = time.perf_counter_ns()
         try:
-            return self._capture(size)
+            return self._capture(form, size)
         except REFUSALS as error:
-            if self._setup.strict:
+            if self._strict:
                 raise
-            self.refused[size] = error
+            form.refused[size] = error
             return None
         finally:
             self._tally.capture_ns += time.perf_counter_ns() - started_ns
 
-    def _capture(self, size: int) -> CapturedGraph:
-        setup, example = self._setup, self._setup.example_at(size)
+    def _capture(self, form: FormGraphs, size: int) -> CapturedGraph:
+        setup, example = form.setup, form.setup.example_at(size)
         undo = Undo(setup.model, setup.backend, extras=opaque_arguments([example]))
         with undo.undone():
             graph = self._pool.capture(setup.model, example.args, example.kwargs, batch_size=size)
         kept = undo.kept
-        self._refuse_to_write(undo, graph)
-        if self.cut is None and size > 1:
-            self.cut = learn_cut(setup, undo, size)
+        _refuse_to_write(form, undo, graph)
+        if form.cut is None and size > 1:
+            form.cut = learn_cut(setup, undo, size)
         undo.assert_unchanged()
-        self._open[size], self._kept[size] = graph, kept
+        form.open[size], form.kept[size] = graph, kept
+        self._used[form, size] = None
         self._tally.captures += 1
-        self._tally.recaptures += size in self._captured_before
-        self._captured_before.add(size)
+        self._tally.recaptures += size in form.captured_before
+        form.captured_before.add(size)
         return graph
 
-    def _refuse_to_write(self, undo: Undo, graph: CapturedGraph) -> None:
-        """Refuse a call that writes to an argument, because a replay would write to the graph's copy of it."""
-        if self._written is None:
-            self._written = written_arguments(self._setup, undo, graph.receipt.batch_size)
-        if self._written:
-            graph.close()
-            raise CaptureRefusal(
-                f"the call writes to its argument {self._written[0]}, and a replay would write to a copy of it",
-                hazard="mutates-input",
-                fix="clone the argument before writing to it, or keep what is updated as a buffer of the model",
-            )
-
     def _make_room(self) -> None:
-        limit = self._setup.max_graphs
-        while limit is not None and len(self._open) >= limit:
-            size, graph = self._open.popitem(last=False)
-            graph.close()
-            del self._kept[size]
+        while self._max_graphs is not None and len(self._used) >= self._max_graphs:
+            form, size = next(iter(self._used))
+            self._close_one(form, size)
             self._tally.evictions += 1
+
+    def _close(self, form: FormGraphs) -> None:
+        for size in list(form.open):
+            self._close_one(form, size)
+
+    def _close_one(self, form: FormGraphs, size: int) -> None:
+        del self._used[form, size]
+        form.open.pop(size).close()
+        del form.kept[size]
+
+
+def _refuse_to_write(form: FormGraphs, undo: Undo, graph: CapturedGraph) -> None:
+    """Refuse a call that writes to an argument, because a replay would write to the graph's copy of it."""
+    if form.written is None:
+        form.written = written_arguments(form.setup, undo, graph.receipt.batch_size)
+    if form.written:
+        graph.close()
+        raise CaptureRefusal(
+            f"the call writes to its argument {form.written[0]}, and a replay would write to a copy of it",
+            hazard="mutates-input",
+            fix="clone the argument before writing to it, or keep what is updated as a buffer of the model",
+        )

@@ -16,6 +16,7 @@ from pytest_cudagraph.protocols import Model
 from pytest_cudagraph.state import modules_of
 from pytest_cudagraph.state.storages import is_addressable
 
+_MAX_NAMED = 3
 _flag_in = itemgetter("training")
 _flag_of = attrgetter("training")
 _form_of = attrgetter("shape", "dtype")
@@ -53,6 +54,7 @@ class ModelWatch:
         # Kept alive, so that new weights get neither the address nor the id of old ones.
         self._aliases = [tensor.detach() for tensor in held]
         self._odd_entries = [(each, each.detach() if _is_plain(each) else None) for each in _flat(self._odd)]
+        self._model, self._facts = model, _facts(model)
 
     def has_changed(self) -> bool:
         """Whether an earlier graph would read other memory, or run in another mode, than eager now.
@@ -71,6 +73,16 @@ class ModelWatch:
             )
         except (TypeError, RuntimeError, AttributeError, KeyError):  # a tensor or flag was removed, or has no address
             return True
+
+    def changes(self) -> list[str]:
+        """What has changed, in words: ``buffer cache was replaced: it is in other memory``. At most three changes."""
+        now = _facts(self._model)
+        gone = [f"{name} is gone" for name in self._facts if name not in now]
+        new = [f"{name} is new" for name in now if name not in self._facts]
+        both = [(name, fact, now[name]) for name, fact in self._facts.items() if name in now]
+        changed = [f"{name} {_difference(before, after)}" for name, before, after in both if before != after]
+        found = [*changed, *gone, *new]
+        return found if len(found) <= _MAX_NAMED else [*found[:_MAX_NAMED], f"{len(found) - _MAX_NAMED} more changes"]
 
     def _compare_forms(self, held: list[torch.Tensor]) -> bool:
         """Decides where the quick check says no, as it does in another mode and for shared weights."""
@@ -97,6 +109,36 @@ def _quick_check(held: list[torch.Tensor]) -> Callable[..., bool]:
         made = guards.TensorGuards(*held, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
     check: Callable[..., bool] = made.check
     return check
+
+
+def _facts(model: Model) -> dict[str, Any]:
+    """What the watch compares, by name. Addresses and ids are unique, because the watch keeps the objects alive."""
+    facts: dict[str, Any] = {}
+    for outer in modules_of(model):
+        for prefix, module in outer.named_modules():
+            inner = f"{prefix}." if prefix else ""
+            facts[f"the training flag of {prefix or 'the model'}"] = module.training
+            facts.update({f"module {inner}{name}": id(child) for name, child in module._modules.items()})
+            for kind, table in (("parameter", module._parameters), ("buffer", module._buffers)):
+                facts.update({f"{kind} {inner}{name}": _tensor_facts(entry) for name, entry in table.items()})
+    return facts
+
+
+def _tensor_facts(entry: Any) -> Any:
+    if not _is_plain(entry):
+        return id(entry)
+    return entry.data_ptr(), tuple(entry.shape), entry.dtype, entry.stride()
+
+
+def _difference(before: Any, after: Any) -> str:
+    if isinstance(after, bool):
+        return f"was {before} and is {after}"
+    if not isinstance(before, tuple) or not isinstance(after, tuple):
+        return "is another object"
+    if before[1:3] != after[1:3]:
+        texts = [f"{str(dtype).removeprefix('torch.')} {shape}" for _, shape, dtype, _ in (before, after)]
+        return f"was {texts[0]} and is {texts[1]}"
+    return "was replaced: it is in other memory" if before[0] != after[0] else "has other strides"
 
 
 def _all_modules(model: Model) -> list[nn.Module]:

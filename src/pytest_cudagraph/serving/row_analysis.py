@@ -25,14 +25,12 @@ _SEED = 0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerSetup:
-    """The model that a runner captures, an example of its arguments, and the limits."""
+    """The model that a runner captures, and an example of its arguments."""
 
     model: Model
     example: Example
     batch_dim: Any
     backend: Backend
-    max_graphs: int | None
-    strict: bool
     check_rows: bool
 
     def example_at(self, rows: int) -> Example:

@@ -10,7 +10,9 @@ import torch
 
 from pytest_cudagraph import pytree
 from pytest_cudagraph.errors import first_line
+from pytest_cudagraph.foreign import value_text
 from pytest_cudagraph.inputs import Example, batched_dims
+from pytest_cudagraph.inputs.example import argument_name, is_opaque
 from pytest_cudagraph.protocols import CapturedGraph
 from pytest_cudagraph.pytree import LEAF, flatten, unflatten
 from pytest_cudagraph.serving.statistics import NoGraphReason
@@ -108,6 +110,12 @@ class _Slot(NamedTuple):
             return tuple(self.shape)
         return (*self.shape[: self.dim], rows, *self.shape[self.dim + 1 :])
 
+    @property
+    def text(self) -> str:
+        """``int64 (rows, 5)``."""
+        sizes = ["rows" if dim == self.dim else str(size) for dim, size in enumerate(self.shape)]
+        return f"{str(self.dtype).removeprefix('torch.')} ({', '.join(sizes)}{',' if len(sizes) == 1 else ''})"
+
 
 _Fit = tuple[int, tuple[int, ...], torch.dtype, torch.device]
 """Position, shape, dtype and device of one tensor of a call with a known number of rows."""
@@ -148,8 +156,35 @@ class CallForm:
         except (AttributeError, IndexError):  # no tensor, or too few dimensions
             return values, NoGraphReason.OTHER_SHAPE
         if not 0 < rows <= largest:
-            return values, NoGraphReason.TOO_LARGE if rows else NoGraphReason.NO_ROWS
-        return values, rows if self._fits(values, rows) else NoGraphReason.OTHER_SHAPE
+            outside = NoGraphReason.TOO_LARGE if rows else NoGraphReason.NO_ROWS
+            return values, outside if _fit(values, self._at_rows(rows)) else NoGraphReason.OTHER_SHAPE
+        fits = self._known.get(rows)
+        if fits is None:
+            fits = self._known[rows] = self._at_rows(rows)
+        return values, rows if _fit(values, fits) else NoGraphReason.OTHER_SHAPE
+
+    @property
+    def text(self) -> str:
+        """The arguments in words: ``args[0] int64 (rows, 5), args[1]=2``."""
+        tensors = {slot.at: slot for slot in self._slots}
+        plain = dict(self._plain)
+        names = [argument_name(path) for path in pytree.paths(self._structure)]
+        return ", ".join(
+            f"{name} {tensors[at].text}" if at in tensors else f"{name}={_plain_text(plain[at])}"
+            for at, name in enumerate(names)
+        )
+
+    def shared_shapes(self, largest: int, other: CallForm, others_largest: int) -> tuple[tuple[int, ...], ...] | None:
+        """The shapes of the tensors of a call that fits both forms; None if there is no such call."""
+        plain = dict(other._plain)
+        if self._structure != other._structure or plain.keys() != dict(self._plain).keys():
+            return None
+        kinds = [[(slot.dtype, slot.device) for slot in form._slots] for form in (self, other)]
+        if kinds[0] != kinds[1] or not self._has_baked(plain):
+            return None
+        shapes = {tuple(slot.at_rows(rows) for slot in other._slots) for rows in range(1, others_largest + 1)}
+        own = (tuple(slot.at_rows(rows) for slot in self._slots) for rows in range(largest, 0, -1))
+        return next((each for each in own if each in shapes), None)
 
     def replay_padded(self, graph: CapturedGraph, values: list[Any], rows: int) -> Any:
         """Replay with the leaves of a call, each batched tensor padded to ``rows``; returns the graph's own output."""
@@ -174,7 +209,7 @@ class CallForm:
             return None
         return [*args, *[kwargs[name] for name in self._names]]
 
-    def _has_baked(self, values: list[Any]) -> bool:
+    def _has_baked(self, values: list[Any] | dict[int, Any]) -> bool:
         for at, baked in self._plain:
             given = values[at]
             # 1, 1.0 and True are equal but compute differently. A comparison may return an array.
@@ -182,15 +217,19 @@ class CallForm:
                 return False
         return True
 
-    def _fits(self, values: list[Any], rows: int) -> bool:
-        for at, shape, dtype, device in self._known.get(rows) or self._at_rows(rows):
-            given = values[at]
-            if not isinstance(given, torch.Tensor) or given.shape != shape:
-                return False
-            if given.dtype is not dtype or given.device != device:
-                return False
-        return True
-
     def _at_rows(self, rows: int) -> list[_Fit]:
-        fits = self._known[rows] = [(slot.at, slot.at_rows(rows), slot.dtype, slot.device) for slot in self._slots]
-        return fits
+        return [(slot.at, slot.at_rows(rows), slot.dtype, slot.device) for slot in self._slots]
+
+
+def _fit(values: list[Any], fits: list[_Fit]) -> bool:
+    for at, shape, dtype, device in fits:
+        given = values[at]
+        if not isinstance(given, torch.Tensor) or given.shape != shape:
+            return False
+        if given.dtype is not dtype or given.device != device:
+            return False
+    return True
+
+
+def _plain_text(value: Any) -> str:
+    return type(value).__name__ if is_opaque(value) else value_text(value)

@@ -16,19 +16,18 @@ from pytest_cudagraph.backends.capture_mode import is_capturing
 from pytest_cudagraph.errors import CudagraphError
 from pytest_cudagraph.protocols import Backend, Model
 from pytest_cudagraph.serving.compiled_code import CompiledCode, ModelSetup, compile_and_check
-from pytest_cudagraph.serving.graph_check import CheckedBackend
-from pytest_cudagraph.serving.graph_runner import ReplayOnlyRunner, open_backend_for
-from pytest_cudagraph.serving.model_watch import weak_alias
-from pytest_cudagraph.serving.request import CompilerOptions, Request
-from pytest_cudagraph.serving.statistics import (
+from pytest_cudagraph.serving.drop_in_statistics import (
     DegradeReason,
     EventLog,
     InferenceResult,
     ModelStatistics,
-    NoGraphReason,
-    RunnerStatistics,
     cause_of,
 )
+from pytest_cudagraph.serving.graph_check import CheckedBackend
+from pytest_cudagraph.serving.graph_runner import ReplayOnlyRunner, open_backend_for
+from pytest_cudagraph.serving.model_watch import weak_alias
+from pytest_cudagraph.serving.request import CompilerOptions, Request
+from pytest_cudagraph.serving.statistics import NoGraphReason, RunnerStatistics
 
 _CHANGED = (
     "the model has changed; its calls and graphs use eager code now\n"

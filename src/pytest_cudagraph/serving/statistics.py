@@ -1,17 +1,13 @@
-"""How calls were served: counters of a runner and of the drop-in compiler, and their frozen copies."""
+"""How a runner served its calls: its counters, and their frozen copies."""
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Literal
 
-from pytest_cudagraph.errors import CudagraphError, first_line
 from pytest_cudagraph.units import bytes_text, plural, seconds_text
-from pytest_cudagraph.values import CompileMode
 
 
 class NoGraphReason(str, Enum):
@@ -45,8 +41,38 @@ class Tally:
     evictions: int = 0
     state_changes: int = 0
     capture_ns: int = 0
-    replays: Counter[int] = field(default_factory=Counter)
     eager: Counter[NoGraphReason] = field(default_factory=Counter)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FormStatistics:
+    """The calls that graphs of one form have served so far."""
+
+    form: str
+    """The arguments in words: ``args[0] int64 (rows, 5)``."""
+    replays: Mapping[int, int]
+    """Calls by the batch size of the graph that served them."""
+    memory_bytes: Mapping[int, int | None]
+    """Memory that each present graph added to the pool, by batch size; None where the backend cannot tell."""
+    refused: Mapping[int, str]
+    """Batch sizes whose capture was refused, with the reason."""
+    not_padded: str = ""
+    """Why no call is padded; empty if calls are padded."""
+
+    def lines(self) -> list[str]:
+        """Each batch size in words."""
+        lines = []
+        for size in sorted({*self.replays, *self.memory_bytes}):
+            memory = self.memory_bytes.get(size)
+            held = "no graph now" if size not in self.memory_bytes else "" if memory is None else bytes_text(memory)
+            replays = plural(self.replays.get(size, 0), "replay")
+            lines.append(f"  batch {size}: {replays}{f', {held}' if held else ''}")
+        return lines
+
+    def refusals(self) -> list[str]:
+        """What runs eager, in words."""
+        lines = [f"batch {size} runs eager: {why}" for size, why in sorted(self.refused.items())]
+        return [*lines, f"nothing is padded: {self.not_padded}"] if self.not_padded else lines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,14 +88,8 @@ class RunnerStatistics:
     """Rows that padding added, in all padded calls."""
     eager: Mapping[str, int]
     """Calls that ran the model itself, by reason."""
-    replays: Mapping[int, int]
-    """Calls by the batch size of the graph that served them."""
-    memory_bytes: Mapping[int, int | None]
-    """Memory that each present graph added to the pool, by batch size; None where the backend cannot tell."""
-    refused: Mapping[int, str]
-    """Batch sizes whose capture was refused, with the reason."""
-    not_padded: str = ""
-    """Why no call is padded; empty if calls are padded."""
+    forms: tuple[FormStatistics, ...]
+    """The forms of calls that have graphs: that of the runner's own example, then those added by ``also``."""
     captures: int
     recaptures: int
     """Captures of a batch size whose earlier graph was evicted, or dropped after a change of the model."""
@@ -84,9 +104,35 @@ class RunnerStatistics:
         """The number of all calls."""
         return self.hits + self.padded + sum(self.eager.values())
 
+    @property
+    def replays(self) -> Mapping[int, int]:
+        """Calls by the batch size of the graph that served them, of all forms."""
+        return dict(sum((Counter(form.replays) for form in self.forms), Counter()))
+
+    @property
+    def memory_bytes(self) -> Mapping[int, int | None]:
+        """Memory of the present graphs by batch size, of all forms; None where the backend cannot tell."""
+        total: dict[int, int | None] = {}
+        for size, memory in (item for form in self.forms for item in form.memory_bytes.items()):
+            before = total.get(size, 0)
+            total[size] = None if memory is None or before is None else before + memory
+        return total
+
+    @property
+    def refused(self) -> Mapping[int, str]:
+        """Batch sizes whose capture was refused, with the reason, of the first form where it was."""
+        return {size: why for form in reversed(self.forms) for size, why in form.refused.items()}
+
+    @property
+    def not_padded(self) -> str:
+        """Why no call of the first such form is padded; empty if calls of all forms are padded."""
+        return next((form.not_padded for form in self.forms if form.not_padded), "")
+
     def lines(self) -> list[str]:
         """The same in words."""
-        return [self._served(), *self._graphs(), *self._eagerly(), self._captured(), *self._refusals()]
+        graphs = [line for form in self.forms for line in (*self._heading(form), *form.lines())]
+        refusals = [line for form in self.forms for line in form.refusals()]
+        return [self._served(), *graphs, *self._eagerly(), self._captured(), *refusals]
 
     def _served(self) -> str:
         padding = f" ({plural(self.padding_rows, 'row')} of padding)" if self.padded else ""
@@ -94,17 +140,11 @@ class RunnerStatistics:
         served = f"{self.hits} exact, {self.padded} padded{padding}, {eager} eager"
         return f"{plural(self.calls, 'call')} on {self.device}: {served}"
 
-    def _graphs(self) -> list[str]:
-        lines = []
-        for size in sorted({*self.replays, *self.memory_bytes}):
-            memory = self.memory_bytes.get(size)
-            held = "no graph now" if size not in self.memory_bytes else "" if memory is None else bytes_text(memory)
-            replays = plural(self.replays.get(size, 0), "replay")
-            lines.append(f"  batch {size}: {replays}{f', {held}' if held else ''}")
-        return lines
+    def _heading(self, form: FormStatistics) -> list[str]:
+        return [form.form] if len(self.forms) > 1 else []
 
     def _eagerly(self) -> list[str]:
-        return [f"eager: {_reasons_text(self.eager)}"] if self.eager else []
+        return [f"eager: {reasons_text(self.eager)}"] if self.eager else []
 
     def _captured(self) -> str:
         again = f" ({self.recaptures} again)" if self.recaptures else ""
@@ -115,162 +155,7 @@ class RunnerStatistics:
             text += f", {plural(self.state_changes, 'change')} of the model"
         return text
 
-    def _refusals(self) -> list[str]:
-        lines = [f"batch {size} runs eager: {why}" for size, why in sorted(self.refused.items())]
-        return [*lines, f"nothing is padded: {self.not_padded}"] if self.not_padded else lines
 
-
-ServingPath = Literal["graph", "compiled", "eager"]
-
-
-class DegradeReason(str, Enum):
-    """What was not optimised, or is no longer; logged once per cause."""
-
-    NOT_COMPILED = "not compiled"
-    CODE_DIFFERS = "compiled code not used"
-    CODE_DROPPED = "compiled code dropped"
-    NOT_CAPTURED = "not captured"
-    NOT_PADDED = "not padded"
-    NOT_SERVED = "not served"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InferenceResult:
-    """The output of one call, what computed it, and why no graph did."""
-
-    output: Any
-    path: ServingPath
-    reason: str = ""
-    """Empty for a graph; else the reason that the statistics count."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelStatistics:
-    """The calls that one model of a compiler has served so far."""
-
-    name: str
-    mode: str
-    """The requested mode."""
-    compile_mode: CompileMode
-    """How the mode compiles."""
-    device: str
-    """``cuda:0`` or ``cpu``; empty when no device could be opened."""
-    paths: Mapping[ServingPath, int]
-    reasons: Mapping[str, int]
-    """Why calls were not served by a graph."""
-    padded: int
-    """Calls that a graph served after padding."""
-    compiled_sizes: tuple[int, ...]
-    """Batch sizes whose compiled code agrees with eager."""
-    compile_ns: int
-    """Time of all compiles; failed ones are included."""
-    capture_ns: int
-    """Time of all captures and their checks."""
-    memory_bytes: Mapping[int, int | None]
-    """Memory of each present graph by batch size; None where the device cannot tell."""
-    notes: tuple[str, ...]
-    """What was not optimised, with the cause, as in the log."""
-
-    @property
-    def calls(self) -> int:
-        """All calls."""
-        return sum(self.paths.values())
-
-    def lines(self) -> list[str]:
-        """The same in words."""
-        return [self._served(), *self._reasons(), self._made(), *(f"  {note}" for note in self.notes)]
-
-    def _served(self) -> str:
-        counts = ", ".join(f"{self.paths.get(path, 0)} {path}" for path in ("graph", "compiled", "eager"))
-        padded = f" ({self.padded} padded)" if self.padded else ""
-        place = f" on {self.device}" if self.device else ""
-        return f"{self.name} ({self.mode}){place}: {plural(self.calls, 'call')}: {counts}{padded}"
-
-    def _reasons(self) -> list[str]:
-        return [f"  no graph: {_reasons_text(self.reasons)}"] if self.reasons else []
-
-    def _made(self) -> str:
-        known = [count for count in self.memory_bytes.values() if count is not None]
-        graphs = f"batch {', '.join(map(str, sorted(self.memory_bytes)))}" if self.memory_bytes else "none"
-        memory = f", {bytes_text(sum(known))}" if known else ""
-        compiled = f"; compiled: batch {', '.join(map(str, self.compiled_sizes))}" if self.compiled_sizes else ""
-        times = f"; compile {seconds_text(self.compile_ns)}, capture {seconds_text(self.capture_ns)}"
-        return f"  graphs: {graphs}{memory}{compiled}{times}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompilerStatistics:
-    """The calls that an :class:`IntegratedAOTCompiler` has served so far, for the models that still exist."""
-
-    models: tuple[ModelStatistics, ...]
-    unknown: int
-    """Calls of models that it did not compile; they ran eager."""
-
-    @property
-    def paths(self) -> Mapping[ServingPath, int]:
-        """The calls of all models by path; calls of unknown models count as eager."""
-        unknown: dict[ServingPath, int] = {"graph": 0, "compiled": 0, "eager": self.unknown}
-        return {path: count + sum(model.paths.get(path, 0) for model in self.models) for path, count in unknown.items()}
-
-    @property
-    def calls(self) -> int:
-        """All calls."""
-        return sum(self.paths.values())
-
-    def lines(self) -> list[str]:
-        """The same in words."""
-        unknown = [f"{plural(self.unknown, 'call')} of other models: eager"] if self.unknown else []
-        return [line for model in self.models for line in model.lines()] + unknown
-
-
-def _reasons_text(reasons: Mapping[str, int]) -> str:
+def reasons_text(reasons: Mapping[str, int]) -> str:
     """``20 no rows, 3 other argument``: the most frequent first."""
     return ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items(), key=lambda item: -item[1]))
-
-
-_log = logging.getLogger("pytest_cudagraph.serving")
-
-_MAX_NOTES = 100
-"""A limit, because a message may contain a number that changes each time."""
-
-
-class EventLog:
-    """The counters and notes of one model. A writer holds the model's lock."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._notes: dict[str, None] = {}  # an ordered set
-        self.paths: Counter[ServingPath] = Counter()
-        self.reasons: Counter[str] = Counter()
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """All notes so far, each once."""
-        return tuple(self._notes)
-
-    def count(self, path: ServingPath, reason: str) -> None:
-        """Count one call."""
-        self.paths[path] += 1
-        if reason:
-            self.reasons[reason] += 1
-            if self.reasons[reason] == 1:
-                _log.warning("%s: a call runs %s: %s (logged once, then only counted)", self._name, path, reason)
-
-    def add(self, what: DegradeReason, why: str | BaseException) -> None:
-        """Note and log once what is not optimised, and why."""
-        note = f"{what.value}: {one_line(why) if isinstance(why, str) else cause_of(why)}"
-        if note not in self._notes and len(self._notes) < _MAX_NOTES:
-            self._notes[note] = None
-            _log.warning("%s: %s", self._name, note)
-
-
-def cause_of(error: BaseException) -> str:
-    """An error in one line; errors of this package with all their lines, which contain the remedy."""
-    if isinstance(error, CudagraphError):
-        return one_line(str(error))
-    return first_line(error)
-
-
-def one_line(text: str) -> str:
-    """Join the lines of a message for a log."""
-    return "; ".join(line.strip() for line in text.splitlines())

@@ -109,7 +109,8 @@ def test_an_evicted_graph_is_closed_before_the_next_is_captured(model):
             order.append("close")
 
     run = runner(model, batch_sizes=(1, 2), max_graphs=1, capture="lazy")
-    run._graphs._open[2], run._graphs._kept[2] = Graph(), ()
+    form = run._graphs.forms[0]
+    form.open[2], form.kept[2], run._graphs._used[form, 2] = Graph(), (), None
     model.register_forward_pre_hook(lambda *_: order.append("capture"))
     run(torch.randn(1, 3))
     assert order[:2] == ["close", "capture"]

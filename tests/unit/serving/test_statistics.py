@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from pytest_cudagraph import GraphRunner, RunnerStatistics
+from pytest_cudagraph import FormStatistics, GraphRunner, RunnerStatistics
 
 NOTHING = RunnerStatistics(
-    device="cpu", padded=0, hits=0, padding_rows=0, eager={}, replays={}, memory_bytes={}, refused={}, captures=0,
-    recaptures=0, evictions=0, state_changes=0, capture_ns=0,
+    device="cpu", padded=0, hits=0, padding_rows=0, eager={}, forms=(), captures=0, recaptures=0, evictions=0,
+    state_changes=0, capture_ns=0,
 )  # fmt: skip
 
 MUCH = RunnerStatistics(
@@ -21,10 +21,15 @@ MUCH = RunnerStatistics(
     padded=180,
     padding_rows=212,
     eager={"other argument": 3, "beyond the largest batch size": 20},
-    replays={8: 900, 4: 279, 2: 1},
-    memory_bytes={8: 43_000_000, 4: None, 1: 512},
-    refused={16: "operation not permitted when stream is capturing (aten.item) at serve.py:12"},
-    not_padded="output[1] is 4 with 4 rows, 3 with 3",
+    forms=(
+        FormStatistics(
+            form="args[0] int64 (rows, 5)",
+            replays={8: 900, 4: 279, 2: 1},
+            memory_bytes={8: 43_000_000, 4: None, 1: 512},
+            refused={16: "operation not permitted when stream is capturing (aten.item) at serve.py:12"},
+            not_padded="output[1] is 4 with 4 rows, 3 with 3",
+        ),
+    ),
     captures=6,
     recaptures=2,
     evictions=1,
