@@ -6,8 +6,8 @@ import pytest
 from tests.plugin.conftest import failure_of
 
 MISTAKES = {
-    "no_tensor": "cudagraph(Mlp(), 3)",
-    "no_inputs": "cudagraph(Mlp())",
+    "no_tensor": "cudagraph(Mlp(), 3, batch_sizes=[1, 2])",
+    "sizes_without_rows": "cudagraph(Mlp(), torch.randn(1, 16), batch_dim=None, batch_sizes=[1, 2])",
     "no_batch_dimension": "cudagraph(Mlp(), torch.tensor(1.0))",
     "batch_dim_out_of_range": "cudagraph(Mlp(), torch.randn(1, 16), batch_dim=2)",
     "batch_size_zero": "cudagraph(Mlp(), torch.randn(1, 16), batch_sizes=[0])",

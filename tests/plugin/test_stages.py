@@ -30,6 +30,21 @@ def test_two_compiled_models_have_names_of_their_own(compile_model, capture_grap
         "found name='another': give it to compile_model"
     )
 
+def test_a_graph_network_and_a_step_without_arguments_run_as_they_are(
+    cudagraph, compile_model, capture_graphs, assert_replay_close
+):
+    def spread(nodes, edges):
+        return torch.zeros_like(nodes).index_add(0, edges[1], nodes[edges[0]])
+
+    example, state = (torch.randn(5, 4), torch.tensor([[0, 3, 1, 4], [2, 2, 0, 1]])), torch.ones(3)
+    compiled = compile_model(spread, *example, batch_dim=None, mode="none", name="network")
+    torch.testing.assert_close(compiled(*example), spread(*example))
+    for graphs in (capture_graphs(compiled), capture_graphs(lambda: state.add_(1) * 2, name="step")):
+        assert list(graphs) == [1]
+        assert_replay_close(graphs)
+    with pytest.raises(InputError, match="run as they are, at one batch size; here batch_dim is None for every"):
+        cudagraph(spread, *example, batch_dim=None, batch_sizes=[1, 2], name="sizes")
+
 def test_a_batch_size_there_is_none_of(capture_graphs):
     graphs = capture_graphs(Mlp().eval(), torch.randn(1, 16), batch_sizes=[1])
     assert graphs.get(2) is None
@@ -79,4 +94,4 @@ def test_a_mistake_with_graphs_is_shown_at_the_line_of_the_test(project):
 @pytest.mark.parametrize("options", [[], ["--cudagraph", "--cudagraph-device=cpu"]], ids=["off", "on"])
 def test_odd_orders_and_wrong_arguments_have_answers(project, options):
     project.pytester.makepyfile(STAGES + (ENDED if options else ""))
-    project.run(*options).assert_outcomes(passed=5 + len(options) // 2)
+    project.run(*options).assert_outcomes(passed=6 + len(options) // 2)

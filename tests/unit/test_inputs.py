@@ -104,6 +104,13 @@ def test_a_tensor_passed_twice_stays_one_tensor():
         assert copied.args[0] is copied.kwargs["again"]
 
 
+@pytest.mark.parametrize(("args", "batch_dim"), [((torch.ones(5, 2), torch.ones(2, 9)), None), ((), 0)])
+def test_an_example_without_a_batch_dimension_stays_as_it_is_at_one_batch_size(args, batch_dim):
+    example = sized(args, sizes=[3], batch_dim=batch_dim)[3]
+    assert all(made is given for made, given in zip(example.args, args, strict=True))
+    assert inputs.example_batch_size(example, batch_dim) is None
+
+
 def test_examples_come_in_the_order_asked():
     assert list(sized((torch.ones(1),), sizes=[8, 1, 4])) == [8, 1, 4]
 

@@ -10,7 +10,7 @@ import torch
 from pytest_cudagraph import pytree
 from pytest_cudagraph.errors import InputError
 from pytest_cudagraph.foreign import value_text
-from pytest_cudagraph.inputs.example import Example, argument_name, check_leaves, check_one_device
+from pytest_cudagraph.inputs.example import Example, argument_name, check_leaves, check_one_device, named_tensors
 
 DEFAULT_DIM = 0
 """For arguments that the tree does not name."""
@@ -93,23 +93,26 @@ def _is_int(value: Any) -> bool:
 
 
 class Resizing(NamedTuple):
-    """How examples of other batch sizes are made: the example's own batch size, and the names of resized tensors."""
+    """How examples of other batch sizes are made: the example's own batch size, and the names of resized tensors.
 
-    size: int
+    ``size`` is None for an example without a batch dimension, which runs as it is.
+    """
+
+    size: int | None
     names: tuple[str, ...]
 
 
 class _Batched(NamedTuple):
-    """The flat example: its leaves, the batch dimension of each (None: not resized), and its batch size."""
+    """The flat example: its leaves, the batch dimension of each (None: not resized), and its batch size, if any."""
 
     values: list[Any]
     structure: pytree.Structure
     dims: list[int | None]
-    size: int
+    size: int | None
 
 
-def example_batch_size(example: Example, batch_dim: Any = 0) -> int:
-    """The batch size of the first tensor that has a batch dimension. Raises :class:`InputError` if none has."""
+def example_batch_size(example: Example, batch_dim: Any = 0) -> int | None:
+    """The batch size of the first tensor that has a batch dimension. None if none has one."""
     return _batched(example, batch_dim).size
 
 
@@ -118,12 +121,19 @@ def batch_examples(example: Example, batch_sizes: Sequence[int], batch_dim: Any 
 
     ``batch_dim`` is an int for all tensors, or a tree of ints and None for ``args``, for ``kwargs`` (a dict), or
     for both (a pair). Resized tensors are copies with the same dtype, device and memory format, without gradient.
+    An example without a batch dimension stays as it is, and takes one batch size.
     Raises :class:`InputError` for inputs, sizes and trees that cannot be used.
     """
     check_sizes(batch_sizes)
     check_leaves(example)
     batched = _batched(example, batch_dim)
     check_one_device(example)
+    if batched.size is None and len(batch_sizes) > 1:
+        found = "batch_dim is None for every tensor" if named_tensors(example) else "they hold no tensor"
+        raise InputError(
+            f"example inputs without a batch dimension run as they are, at one batch size; here {found}, found batch "
+            f"sizes {list(batch_sizes)}: give one, as in batch_sizes=[1], or the dimension of the rows in batch_dim"
+        )
     return {size: _at_size(batched, size) for size in batch_sizes}
 
 
@@ -163,18 +173,11 @@ def _batched(example: Example, batch_dim: Any) -> _Batched:
     return _Batched(values=values, structure=structure, dims=kept, size=size)
 
 
-def _first_size(values: list[Any], structure: pytree.Structure, dims: list[int | None]) -> int:
-    """The batch size of the first tensor with a batch dimension, in the order of the user's call."""
+def _first_size(values: list[Any], structure: pytree.Structure, dims: list[int | None]) -> int | None:
+    """The batch size of the first tensor with a batch dimension, in the order of the user's call. None without one."""
     tensors = [at for at in pytree.written_order(structure) if isinstance(values[at], torch.Tensor)]
-    if not tensors:
-        found = ", ".join(type(value).__name__ for value in values) or "no arguments at all"
-        raise InputError(f"the example inputs hold no tensor (found: {found}), but a graph needs at least one")
     first = next((at for at in tensors if dims[at] is not None), None)
-    if first is None:
-        raise InputError(
-            "batch_dim is None for every tensor, but at least one needs an int, to be resized for each batch size"
-        )
-    return _size_at(values[first], dims[first], pytree.paths(structure)[first])
+    return None if first is None else _size_at(values[first], dims[first], pytree.paths(structure)[first])
 
 
 def _size_at(tensor: torch.Tensor, dim: int | None, path: str) -> int:
@@ -195,7 +198,7 @@ def _size_at(tensor: torch.Tensor, dim: int | None, path: str) -> int:
     return tensor.shape[dim]
 
 
-def _has_size(value: Any, dim: int | None, size: int) -> bool:
+def _has_size(value: Any, dim: int | None, size: int | None) -> bool:
     if dim is None or not isinstance(value, torch.Tensor):
         return False
     return -value.ndim <= dim < value.ndim and value.shape[dim] == size

@@ -77,9 +77,9 @@ def check_device(example: Example, device: str | torch.device) -> None:
 def check_one_device(example: Example) -> None:
     """Raise :class:`InputError` if the tensors are on several devices."""
     tensors = named_tensors(example)
-    first_name, first = next(iter(tensors.items()))
+    first_name, first = next(iter(tensors.items()), ("", None))
     for name, tensor in tensors.items():
-        if tensor.device != first.device:
+        if first is not None and tensor.device != first.device:
             raise InputError(
                 f"all example inputs must be on one device, but {first_name} is on {first.device} and {name} is on "
                 f"{tensor.device}: pass it as .to({str(first.device)!r})"

@@ -146,7 +146,7 @@ def _error_text(error: BaseException) -> str:
 def _circumstances(batch_size: int, resizing: inputs.Resizing | None) -> list[str]:
     """That no graph is involved, and whether the example was resized."""
     by_itself = "the model fails by itself, without any graph"
-    if resizing is None or resizing.size == batch_size:
+    if resizing is None or resizing.size in (None, batch_size):
         return [by_itself]
     resized = f"the example has batch {resizing.size}; resized to {batch_size}: {', '.join(resizing.names)}"
     remedy = f"batch_sizes=[{resizing.size}] runs it at its own size alone"

@@ -131,7 +131,7 @@ class CompiledModel:
         __tracebackhide__ = True
         try:
             batch_size = inputs.example_batch_size(inputs.Example(args=args, kwargs=kwargs), self._batch_dim)
-            compiled = self.for_batch(batch_size)
+            compiled = self.for_batch(self.case.batch_sizes[0] if batch_size is None else batch_size)
         except InputError as mistake:
             raise mistake.with_traceback(None) from None
         return compiled(*args, **kwargs)

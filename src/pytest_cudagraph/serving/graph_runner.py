@@ -37,13 +37,14 @@ class GraphRunner:
             logits = run(tokens[:3], mask=mask[:3])
             print("\\n".join(run.statistics.lines()))
 
-    ``model`` is captured for each of ``batch_sizes``, from example arguments; ``kwargs`` are the keyword arguments.
-    ``batch_dim`` is an int, or a tree of ints and None for tensors without rows. ``max_graphs`` limits the graphs at a
-    time. ``capture="lazy"`` captures a batch size in its first call. Without ``clone_outputs``, outputs are the
-    graph's own buffers, which the next call overwrites. With ``strict``, a refused capture raises
+    ``model`` is captured for each of ``batch_sizes`` (1, 2, 4, 8), from example arguments; ``kwargs`` are by name.
+    ``batch_dim`` is an int, or a tree of ints and None for tensors without rows. An example without any rows
+    (``batch_dim=None``, no arguments) has one graph, for calls of its form. ``max_graphs`` limits the graphs at a time.
+    ``capture="lazy"`` captures a batch size in its first call. Without ``clone_outputs``, outputs are the graph's own
+    buffers, which the next call overwrites. With ``strict``, a refused capture raises
     :class:`~pytest_cudagraph.errors.CaptureRefusal` instead of running eager, and so does a call that would capture
-    again because the model has changed. With ``check_rows``, a model whose rows
-    depend on each other is never padded. ``backend`` replaces ``device``, for tests and other kinds of devices. Raises
+    again because the model has changed. With ``check_rows``, a model whose rows depend on each other is never padded.
+    ``backend`` replaces ``device``, for tests and other kinds of devices. Raises
     :class:`~pytest_cudagraph.errors.InputError` for unusable arguments,
     :class:`~pytest_cudagraph.errors.DeviceUnavailable`, and what the model raises.
     """
@@ -53,7 +54,7 @@ class GraphRunner:
         model: Model,
         *example_inputs: Any,
         kwargs: Mapping[str, Any] | None = None,
-        batch_sizes: Sequence[int] = (1, 2, 4, 8),
+        batch_sizes: Sequence[int] | None = None,
         batch_dim: Any = 0,
         device: str = "auto",
         max_graphs: int | None = None,
@@ -104,7 +105,7 @@ class GraphRunner:
         self,
         *example_inputs: Any,
         kwargs: Mapping[str, Any] | None = None,
-        batch_sizes: Sequence[int] = (1, 2, 4, 8),
+        batch_sizes: Sequence[int] | None = None,
         batch_dim: Any = 0,
     ) -> None:
         """Serve calls of another form too, such as a prefill chunk beside decode steps.
@@ -161,7 +162,9 @@ class GraphRunner:
         if not self._is_open:
             raise CudagraphError("this GraphRunner is closed and has released its graphs; make another one")
 
-    def _add(self, example: Example, batch_sizes: Sequence[int], batch_dim: Any) -> FormGraphs:
+    def _add(self, example: Example, batch_sizes: Sequence[int] | None, batch_dim: Any) -> FormGraphs:
+        if batch_sizes is None:
+            batch_sizes = (1,) if inputs.example_batch_size(example, batch_dim) is None else (1, 2, 4, 8)
         inputs.batch_examples(example, batch_sizes, batch_dim)  # so that no later capture fails at that
         inputs.check_device(example, self._backend.device)
         setup = RunnerSetup(

@@ -145,7 +145,7 @@ class GraphSet:
             graph = self._pool.capture(setup.model, example.args, example.kwargs, batch_size=size)
         kept = undo.kept
         _refuse_to_write(form, undo, graph)
-        if form.cut is None and size > 1:
+        if form.cut is None and size > 1 and form.call.has_rows:
             form.cut = learn_cut(setup, undo, size)
         undo.assert_unchanged()
         form.open[size], form.kept[size] = graph, kept

@@ -133,8 +133,10 @@ class CallForm:
             if isinstance(value, torch.Tensor)
         ]
         self._plain = [(at, value) for at, value in enumerate(values) if not isinstance(value, torch.Tensor)]
-        first = next(slot for slot in self._slots if slot.dim is not None)
-        self._first_at, self._first_dim = first.at, first.dim or 0
+        first = next((slot for slot in self._slots if slot.dim is not None), None)
+        self.has_rows = first is not None
+        """Whether calls have a number of rows. A call without one has the form of the example, or another."""
+        self._first_at, self._first_dim = (first.at, first.dim or 0) if first else (0, 0)
         self._known: dict[int, list[_Fit]] = {}
         positional, named = self._structure.children
         self._count, self._names = len(example.args), tuple(named.context[0]) if example.kwargs else ()
@@ -144,13 +146,18 @@ class CallForm:
     def read(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], largest: int
     ) -> tuple[list[Any], int | NoGraphReason]:
-        """The leaves of a call with its number of rows, at most ``largest``, or with the reason why no graph fits."""
+        """The leaves of a call with its number of rows, at most ``largest``, or with the reason why no graph fits.
+
+        A call without rows counts as ``largest``.
+        """
         if self._is_positional and not kwargs and len(args) == self._count:
             values: list[Any] | None = list(args)
         else:
             values = self._values(args, kwargs)
         if values is None or (self._plain and not self._has_baked(values)):
             return [], NoGraphReason.OTHER_ARGUMENT
+        if not self.has_rows:
+            return values, largest if _fit(values, self._at_rows(largest)) else NoGraphReason.OTHER_SHAPE
         try:
             rows = values[self._first_at].shape[self._first_dim]
         except (AttributeError, IndexError):  # no tensor, or too few dimensions
@@ -169,10 +176,11 @@ class CallForm:
         tensors = {slot.at: slot for slot in self._slots}
         plain = dict(self._plain)
         names = [argument_name(path) for path in pytree.paths(self._structure)]
-        return ", ".join(
+        words = (
             f"{name} {tensors[at].text}" if at in tensors else f"{name}={_plain_text(plain[at])}"
             for at, name in enumerate(names)
         )
+        return ", ".join(words) or "no arguments"
 
     def shared_shapes(self, largest: int, other: CallForm, others_largest: int) -> tuple[tuple[int, ...], ...] | None:
         """The shapes of the tensors of a call that fits both forms; None if there is no such call."""

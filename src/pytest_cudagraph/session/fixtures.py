@@ -6,6 +6,7 @@ import difflib
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -42,6 +43,7 @@ def _refuse(unknown: Mapping[str, Any], fixture: str, call: Callable[..., Any]) 
 def _call(
     model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None, batch_dim: Any, settings: CallSettings
 ) -> ModelCall:
+    settings = replace(settings, has_rows=batch_dim is not None and (bool(args) or kwargs is not None))
     return ModelCall(
         model=model, args=args, kwargs={} if kwargs is None else kwargs, batch_dim=batch_dim, settings=settings
     )
@@ -76,11 +78,11 @@ class Cudagraph:
         """Audit, compile, capture, check, measure, gate; the baseline is written at the end of the session.
 
         ``example_inputs`` and ``kwargs`` are pytrees of tensors and plain values; the batch dimension (``batch_dim``,
-        an int or a pytree of ints and None) of every tensor that has the example's batch size there is resized. The
-        other arguments override marker and settings: ``min_speedup`` is a ratio or ``{batch size: ratio}``,
-        ``max_slowdown`` a fraction from 0 to 1, or infinity for no limit, ``rtol`` and ``atol`` as in
-        ``torch.testing.assert_close``. ``name`` is the key of the baseline entry, by default the test's node id; two
-        calls need two names, also in two tests.
+        an int or a pytree of ints and None) of every tensor that has the example's batch size there is resized. With
+        ``batch_dim=None`` the example runs as it is, at one batch size. The other arguments override marker and
+        settings: ``min_speedup`` is a ratio or ``{batch size: ratio}``, ``max_slowdown`` a fraction from 0 to 1, or
+        infinity for no limit, ``rtol`` and ``atol`` as in ``torch.testing.assert_close``. ``name`` is the key of the
+        baseline entry, by default the test's node id; two calls need two names, also in two tests.
 
         Without ``--cudagraph`` the model has run once per batch size and the report says that nothing was judged.
         Raises a subclass of :class:`~pytest_cudagraph.errors.GraphTestFailure` with the report in ``report``, and

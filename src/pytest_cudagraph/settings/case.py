@@ -46,6 +46,8 @@ class CallSettings:
     rtol: Any = None
     atol: Any = None
     name: str | None = None
+    has_rows: bool = True
+    """False where the example runs as it is: ``batch_dim=None``, or a call without arguments."""
     compile_argument: str = "compile"
     """The fixture's own name for ``compile``."""
 
@@ -82,13 +84,14 @@ def _parse_argument(key: str, parse: Callable[[Any], Any], value: Any) -> Any:
 def make_case(nodeid: str, call: CallSettings, mark: MarkSettings, settings: Settings) -> Case:
     """Resolve one call: call argument, marker, command line, ini, default, in this order.
 
-    Batch sizes that are not given come from a ``min={...}`` mapping, else from the setting. Raises
-    :class:`~pytest_cudagraph.errors.InputError` for a bad call argument.
+    Batch sizes that are not given come from a ``min={...}`` mapping, else from the setting. An example that runs as it
+    is has batch size 1 then. Raises :class:`~pytest_cudagraph.errors.InputError` for a bad call argument.
     """
     call = call.checked()
     minimum = _first(call.min_speedup, mark.min, settings.min_speedup)
     from_mapping = tuple(minimum) if isinstance(minimum, Mapping) else None
-    sizes = _first(call.batch_sizes, mark.batch_sizes, from_mapping, settings.batch_sizes)
+    otherwise = settings.batch_sizes if call.has_rows else (1,)
+    sizes = _first(call.batch_sizes, mark.batch_sizes, from_mapping, otherwise)
     if isinstance(minimum, Mapping):
         try:
             check_covered(minimum, sizes)

@@ -54,6 +54,39 @@ def test_other_batch_sizes_are_padded_to_the_next_and_the_outputs_cut_back(model
     assert run.statistics.replays == {size: 1}
 
 
+class Decoder(nn.Module):
+    """A whole decoding step: it reads the last token from a buffer, and writes the next one there."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("token", torch.tensor([3]))
+        self.table = nn.Embedding(11, 11)
+
+    def forward(self):
+        logits = self.table(self.token)
+        self.token.copy_(logits.argmax(-1))
+        return logits
+
+
+def test_a_call_without_arguments_is_served_by_one_graph_that_feeds_itself():
+    decoder = Decoder().eval()
+    with torch.inference_mode():
+        expected = [decoder().clone() for _ in range(4)]
+        decoder.token.fill_(3)
+    run = GraphRunner(decoder, device="cpu")
+    assert run.batch_sizes == (1,)
+    assert torch.equal(torch.cat([run() for _ in range(4)]), torch.cat(expected))
+    assert served(run) == (4, 0, {})
+
+
+def test_without_a_batch_dimension_calls_of_the_examples_form_are_served_and_no_other():
+    run = runner(torch.matmul, torch.randn(5, 2), torch.randn(2, 9), batch_dim=None, batch_sizes=None)
+    left, right = torch.randn(5, 2), torch.randn(2, 9)
+    torch.testing.assert_close(run(left, right), left @ right)
+    assert run(left[:4], right).shape == (4, 9)
+    assert served(run) == (1, 0, {"other shape or dtype": 1})
+
+
 def test_padding_repeats_the_last_row():
     run = runner(lambda x: (x, x.sum(0)), torch.zeros(4, 1), batch_sizes=(4,), check_rows=False)
     rows, total = run(torch.tensor([[1.0], [10.0]]))

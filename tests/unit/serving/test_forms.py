@@ -100,7 +100,7 @@ def test_a_form_that_cannot_be_captured_is_not_added_and_the_others_serve_on():
     with pytest.raises(IndexError):
         run.also(torch.ones(2, 99), batch_sizes=(2,))
     with pytest.raises(InputError):
-        run.also("no tensor")
+        run.also("no tensor", batch_sizes=(1, 2))
     given = tokens(2, 1)
     assert torch.equal(run(given), same(given))
     assert (len(run.statistics.forms), run.statistics.hits) == (1, 1)

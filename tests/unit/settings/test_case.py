@@ -37,6 +37,12 @@ def test_a_mapping_of_minimums_names_the_batch_sizes():
     assert (case.batch_sizes, case.min_speedup) == ((1, 96), {1: 2.0, 96: 1.0})
 
 
+def test_an_example_that_runs_as_it_is_has_batch_size_1_unless_call_or_marker_names_another():
+    assert case_of(has_rows=False).batch_sizes == (1,)
+    assert case_of(MarkSettings(min={6: 2.0}), has_rows=False).batch_sizes == (6,)
+    assert case_of(has_rows=False, batch_sizes=[3]).batch_sizes == (3,)
+
+
 @pytest.mark.parametrize(
     ("mark", "argument", "source"),
     [
