@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         TooManyKernels,
     )
     from pytest_cudagraph.gate import judge_speedup
+    from pytest_cudagraph.generation import DecodeEngine, Decoder, StaticDecoder, static_decoder
     from pytest_cudagraph.measure import Arms, Bounds, PerfCounterClock, measure_arms
     from pytest_cudagraph.monitor import PerfCard, PerfMonitor
     from pytest_cudagraph.serving.drop_in import IntegratedAOTCompiler, OptimizedModel, create_integrated_compiler
@@ -58,6 +59,8 @@ __all__ = [
     "CompilerStatistics",
     "CudagraphError",
     "DeadTensorError",
+    "DecodeEngine",
+    "Decoder",
     "DeviceUnavailable",
     "EagerFailed",
     "EvidenceRule",
@@ -85,6 +88,7 @@ __all__ = [
     "SlowerThanBase",
     "SlowerThanBaseline",
     "SpeedupTooLow",
+    "StaticDecoder",
     "Timing",
     "TooManyKernels",
     "Verdict",
@@ -92,6 +96,7 @@ __all__ = [
     "create_integrated_compiler",
     "judge_speedup",
     "measure_arms",
+    "static_decoder",
 ]
 
 _HOMES = {
@@ -99,6 +104,7 @@ _HOMES = {
     for home, names in {
         "compile": "compile_model",
         "gate": "judge_speedup",
+        "generation": "DecodeEngine Decoder StaticDecoder static_decoder",
         "measure": "Arms Bounds PerfCounterClock measure_arms",
         "monitor": "PerfCard PerfMonitor",
         "serving.drop_in": "IntegratedAOTCompiler OptimizedModel create_integrated_compiler",

@@ -5,6 +5,7 @@ nanoseconds (``_ns``), memory in bytes (``_bytes``), ratios are plain factors (`
 """
 
 from pytest_cudagraph.values.evidence import Agreement, Disagreement, Finding, Level, Receipt, Site
+from pytest_cudagraph.values.generation import GenerationReceipt
 from pytest_cudagraph.values.reports import (
     BatchReport,
     CompileMode,
@@ -47,6 +48,7 @@ __all__ = [
     "Disagreement",
     "Finding",
     "GateName",
+    "GenerationReceipt",
     "GraphReport",
     "Interval",
     "Judgement",

@@ -1,0 +1,16 @@
+"""Decoding with captured steps: the interface of a decoder, the engine, and the adapter for transformers."""
+
+from pytest_cudagraph.generation.decoder import Decoder, DecoderFacts, check_decoder
+from pytest_cudagraph.generation.engine import DecodeEngine, Generated, Step
+from pytest_cudagraph.generation.transformers_decoder import StaticDecoder, static_decoder
+
+__all__ = [
+    "DecodeEngine",
+    "Decoder",
+    "DecoderFacts",
+    "Generated",
+    "StaticDecoder",
+    "Step",
+    "check_decoder",
+    "static_decoder",
+]

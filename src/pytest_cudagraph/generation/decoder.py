@@ -1,0 +1,134 @@
+"""The interface of a decoder, and the calls that show whether an object keeps it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+
+from pytest_cudagraph import state
+from pytest_cudagraph.backends.buffers import describe
+from pytest_cudagraph.errors import InputError
+from pytest_cudagraph.protocols import Backend
+
+_METHODS = ("__call__", "reset", "rewind")
+
+
+@runtime_checkable
+class Decoder(Protocol):
+    """A language model with a cache of fixed length. Its position is a tensor on the device.
+
+    A graph replays no Python. So a position in a Python number, or a cache that grows, is frozen by the capture.
+    """
+
+    length: int
+    """The most tokens that the cache holds."""
+
+    def __call__(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Append tokens (rows, n), int64, to the cache. Return the logits of the last m, (rows, m, vocabulary).
+
+        Rows are 1 to the decoder's most. A generation has the same rows from :meth:`reset` on.
+        """
+        ...
+
+    def reset(self) -> None:
+        """Forget all tokens. In place: graphs read the cache at its addresses."""
+        ...
+
+    def rewind(self, count: int) -> None:
+        """Forget the last ``count`` tokens, in place."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderFacts:
+    """What a decoder's logits show."""
+
+    vocabulary: int
+    dtype: torch.dtype
+
+
+def check_decoder(decoder: Any, backend: Backend, rows: int) -> DecoderFacts:
+    """Call a decoder a few times without a graph, and compare what it does with :class:`Decoder`.
+
+    The calls: two tokens, one more, that one again after ``rewind(1)``, and the two again after ``reset()``. Raises
+    :class:`~pytest_cudagraph.errors.InputError` for the first difference. The decoder is reset afterwards.
+    """
+    _check_members(decoder)
+    # Equal tokens would have equal values in the cache, and hide a wrong position.
+    two = torch.tensor([[0, 1]], device=backend.device).expand(rows, 2).contiguous()
+    one = two[:, :1].contiguous()
+    with backend.running():
+        decoder.reset()
+        first = _checked_logits(decoder(two), rows, 2)
+        _check_device(decoder, backend)
+        addresses = _addresses(decoder)
+        second = _checked_logits(decoder(one), rows, 1).clone()
+        _check_in_place(addresses, decoder, "a call")
+        decoder.rewind(1)
+        _check_same(second, decoder(one), "after rewind(1) the same token must give the same logits")
+        decoder.reset()
+        _check_same(first, decoder(two), "after reset() the same tokens must give the same logits")
+        _check_in_place(addresses, decoder, "reset()")
+        decoder.reset()
+    return DecoderFacts(vocabulary=first.shape[-1], dtype=first.dtype)
+
+
+def _check_members(decoder: Any) -> None:
+    missing = [name for name in _METHODS if not callable(getattr(decoder, name, None))]
+    length = getattr(decoder, "length", None)
+    if missing or isinstance(decoder, type):
+        found = f"the class {decoder.__qualname__}" if isinstance(decoder, type) else type(decoder).__name__
+        lacks = f", which lacks {', '.join(missing)}" if missing else ": make an object of it"
+        raise InputError(f"a decoder has length, __call__(tokens), reset() and rewind(count); found {found}{lacks}")
+    if isinstance(length, bool) or not isinstance(length, int) or length < 4:
+        raise InputError(f"a decoder's length is a whole number of at least 4 tokens; found {length!r}")
+
+
+def _checked_logits(logits: Any, rows: int, tokens: int) -> torch.Tensor:
+    allowed = f"for {rows} x {tokens} tokens a decoder returns logits ({rows}, 1 to {tokens}, vocabulary)"
+    if not isinstance(logits, torch.Tensor):
+        raise InputError(f"{allowed}; found {type(logits).__name__}")
+    shapes = logits.ndim == 3 and logits.shape[0] == rows and 1 <= logits.shape[1] <= tokens
+    if not shapes or not logits.is_floating_point() or logits.shape[2] < 2:
+        raise InputError(f"{allowed}; found {describe(logits)}")
+    return logits
+
+
+def _check_device(decoder: Any, backend: Backend) -> None:
+    for name, tensor in state.live(decoder).items():
+        # A 0-dim tensor on the host is used like a number.
+        if tensor.device != torch.device(backend.device) and tensor.ndim:
+            raise InputError(
+                f"the decoder's tensors must be on {backend.device}, the device of this run; "
+                f"{name} is {describe(tensor)}: make the decoder on decode_engine.device"
+            )
+
+
+def _addresses(decoder: Any) -> dict[str, int]:
+    return {name: tensor.data_ptr() for name, tensor in state.live(decoder).items()}
+
+
+def _check_in_place(before: dict[str, int], decoder: Any, what: str) -> None:
+    now = _addresses(decoder)
+    moved = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
+    if moved:
+        more = f" and {len(moved) - 1} more" if len(moved) > 1 else ""
+        raise InputError(
+            f"a decoder works in place, because graphs read its cache by address; {what} replaced {moved[0]}{more}: "
+            "write into the same tensors (zero_(), index_copy_(), sub_())"
+        )
+
+
+def _check_same(expected: torch.Tensor, found: torch.Tensor, allowed: str) -> None:
+    try:
+        torch.testing.assert_close(found, expected, equal_nan=True)
+    except AssertionError as difference:
+        raise InputError(f"{allowed}; found others: {_largest(expected, found)}") from difference
+
+
+def _largest(expected: torch.Tensor, found: torch.Tensor) -> str:
+    if found.shape != expected.shape:
+        return f"{describe(found)} after {describe(expected)}"
+    return f"the largest difference is {(found.double() - expected.double()).abs().max().item():.3g}"

@@ -1,0 +1,178 @@
+"""The engine: graphs of one cache give eager's tokens, and every step that is no replay is counted."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from examples.small_decoder import SmallDecoder
+
+from pytest_cudagraph.backends import open_backend
+from pytest_cudagraph.errors import InputError
+from pytest_cudagraph.generation import DecodeEngine, check_decoder, static_decoder
+
+CPU = open_backend("cpu")
+
+
+@pytest.fixture
+def decoder():
+    torch.manual_seed(0)
+    return SmallDecoder().eval()
+
+
+def prompts(rows, count, vocabulary=96):
+    return torch.randint(0, vocabulary, (rows, count), generator=torch.Generator().manual_seed(7))
+
+
+@pytest.mark.parametrize("chunk", [None, 1, 3, 100])
+def test_every_step_replays_and_gives_eagers_tokens_with_a_prompt_in_chunks_of_any_size(decoder, chunk):
+    with DecodeEngine(decoder, [1, 4]) as engine:
+        for rows in (1, 4):
+            eager = engine.generate(prompts(rows, 7), 20, chunk=chunk, graphs=False)
+            found = engine.generate(prompts(rows, 7), 20, chunk=chunk)
+            assert torch.equal(found.tokens, eager.tokens)
+            assert (found.receipt.steps, found.receipt.replays, found.receipt.padded_rows) == (19, 19, 0)
+            assert found.receipt.eager == {}
+            assert found.tokens.unique().numel() > 4
+
+
+def test_a_smaller_batch_is_padded_to_the_next_graph(decoder):
+    with DecodeEngine(decoder, [1, 4]) as engine:
+        eager, found = (engine.generate(prompts(3, 5), 9, graphs=graphs) for graphs in (False, True))
+    assert torch.equal(found.tokens, eager.tokens)
+    assert (found.receipt.replays, found.receipt.padded_rows, eager.receipt.replays) == (8, 1, 0)
+
+
+def test_a_batch_beyond_the_largest_graph_runs_eagerly_and_is_counted(decoder):
+    with DecodeEngine(decoder, [1, 2]) as engine:
+        found = engine.generate(prompts(3, 5), 4)
+    assert found.receipt.replays == 0
+    assert found.receipt.eager == {"batch 3 is beyond the largest graph (2)": 3}
+
+
+def test_graphs_of_several_widths_work_on_one_cache(decoder):
+    eager = SmallDecoder().eval()
+    eager.load_state_dict(decoder.state_dict())
+    tokens = prompts(2, 30)
+    with DecodeEngine(decoder, [2]) as engine, torch.inference_mode():
+        engine.capture(2, 5)
+        engine.prefill(tokens[:, :8], chunk=8)
+        eager(tokens[:, :8])
+        for start, end in ((8, 13), (13, 14), (14, 19), (19, 20)):
+            found = engine.step(tokens[:, start:end])
+            assert torch.equal(found.logits, eager(tokens[:, start:end]))
+            if end == 19:
+                decoder.rewind(2), eager.rewind(2)
+        assert (engine.graph(2, 5).replays, engine.graph(2, 1).replays) == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [
+        ("Llama", {}),
+        # Its own static cache counts tokens in a Python number, and the prompt is longer than the window.
+        ("Mistral", {"sliding_window": 8}),
+    ],
+)
+def test_a_model_of_transformers_generates_as_its_own_generate_does(family, settings):
+    transformers = pytest.importorskip("transformers", reason="the adapter is for transformers")
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{family}Config")(
+        vocab_size=96, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=64, pad_token_id=0, bos_token_id=None, eos_token_id=None,
+        **settings,
+    )  # fmt: skip
+    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.normal_(0, 0.3) if weight.ndim > 1 else None
+    with DecodeEngine(static_decoder(model, 40), [2]) as engine, torch.inference_mode():
+        for length in (12, 3):
+            expected = model.generate(prompts(2, length), max_new_tokens=20, do_sample=False)[:, length:]
+            found = engine.generate(prompts(2, length), 20)
+            assert torch.equal(found.tokens, expected)
+            assert found.receipt.replays == 19
+
+
+class Grows(SmallDecoder):
+    def forward(self, tokens):
+        self.seen = torch.cat((getattr(self, "seen", tokens[:, :0]), tokens), 1)
+        return super().forward(tokens)
+
+
+class ReplacesItsCache(SmallDecoder):
+    def reset(self):
+        super().reset()
+        for layer in self.layers:
+            layer.keys = torch.zeros_like(layer.keys)
+
+
+class RewindsTooLittle(SmallDecoder):
+    def rewind(self, count):
+        super().rewind(count - 1)
+
+
+class DoesNotReset(SmallDecoder):
+    def reset(self):
+        self.position.clamp_(max=1)
+
+
+class OneRowOnly(SmallDecoder):
+    def forward(self, tokens):
+        return super().forward(tokens)[:1]
+
+
+class GivesTokens(SmallDecoder):
+    def forward(self, tokens):
+        return super().forward(tokens).argmax(-1)
+
+
+class Short(SmallDecoder):
+    def __init__(self):
+        super().__init__(length=3)
+
+
+@pytest.mark.parametrize(
+    ("decoder", "message"),
+    [
+        (Grows, r"a call replaced seen: write into the same tensors"),
+        (ReplacesItsCache, r"reset\(\) replaced layers.0.keys and 1 more: write into"),
+        (RewindsTooLittle, r"after rewind\(1\) the same token must give the same logits; found others: the largest"),
+        (DoesNotReset, r"after reset\(\) the same tokens must give the same logits; found others"),
+        (OneRowOnly, r"for 2 x 2 tokens .* \(2, 1 to 2, vocabulary\); found float32 \(1, 2, 96\) on cpu"),
+        (GivesTokens, r"for 2 x 2 tokens .*; found int64 \(2, 2\) on cpu"),
+        (Short, r"length is a whole number of at least 4 tokens; found 3"),
+        (lambda: SmallDecoder, r"found the class SmallDecoder: make an object of it"),
+        (lambda: torch.nn.Linear(2, 2), r"found Linear, which lacks reset, rewind"),
+    ],
+)
+def test_a_decoder_that_does_not_keep_its_interface_is_one_clear_error(decoder, message):
+    torch.manual_seed(0)
+    with pytest.raises(InputError, match=message):
+        check_decoder(decoder(), CPU, 2)
+
+
+@pytest.mark.parametrize(
+    ("found", "message"),
+    [
+        (prompts(1, 60), "holds 64 tokens; a prompt of 60 and 6 new ones need 65: a longer cache"),
+        (prompts(1, 0), r"with at least one of each; found int64 \(1, 0\) on cpu"),
+        (prompts(1, 4).int(), r"prompts are int64 token ids \(rows, n\) on cpu.*; found int32 \(1, 4\)"),
+        (prompts(1, 4)[0], r"found int64 \(4,\) on cpu"),
+        ([[1, 2]], r"found \[\[1, 2\]\]"),
+        (prompts(1, 4) + 90, "token ids are 0 to 95; found"),
+    ],
+)
+def test_prompts_that_the_decoder_cannot_continue_are_one_clear_error(decoder, found, message):
+    with DecodeEngine(decoder, [1]) as engine, pytest.raises(InputError, match=message):
+        engine.generate(found, 6)
+
+
+def test_calls_that_do_not_fit_into_the_cache_are_not_captured(decoder):
+    with DecodeEngine(decoder, [1]) as engine, pytest.raises(InputError, match="4 times; 17 tokens each do not"):
+        engine.capture(1, 17)
+
+
+def test_without_transformers_the_adapter_names_the_extra(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "transformers", None)
+    with pytest.raises(InputError, match=r"pip install 'pytest-cudagraph\[generation\]'"):
+        static_decoder(torch.nn.Linear(2, 2), 8)
