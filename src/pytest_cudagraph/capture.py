@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -62,7 +63,8 @@ def capture_batches(
             progress(f"capture batch {batch_size}")
         try:
             with undo.undone():
-                graphs[batch_size] = _capture_one(call_for, examples[batch_size], pool, batch_size, executions)
+                capture = functools.partial(pool.capture, rewind=undo.rewind)
+                graphs[batch_size] = _capture_one(call_for, examples[batch_size], capture, batch_size, executions)
         except CaptureRefusal as error:
             refusal = error, batch_size
             break
@@ -77,12 +79,16 @@ def capture_batches(
 
 
 def _capture_one(
-    call_for: Callable[[int], Model], example: Example, pool: GraphPool, batch_size: int, executions: Executions
+    call_for: Callable[[int], Model],
+    example: Example,
+    capture: Callable[..., CapturedGraph],
+    batch_size: int,
+    executions: Executions,
 ) -> CapturedGraph:
     """Capture one graph, and refuse it if it is empty or does not run the compiled code."""
     call = call_for(batch_size)
     executed = executions(batch_size)
-    graph = pool.capture(call, example.args, example.kwargs, batch_size=batch_size)
+    graph = capture(call, example.args, example.kwargs, batch_size=batch_size)
     if executed is not None and executed >= (executions(batch_size) or 0):
         graph.close()
         raise CaptureRefusal(

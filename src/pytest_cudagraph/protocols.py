@@ -62,11 +62,18 @@ class GraphPool(Protocol):
     """The memory that the graphs of one model share. Leaving this context manager closes every graph."""
 
     def capture(
-        self, model: Model, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, batch_size: int
+        self,
+        model: Model,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        *,
+        batch_size: int,
+        rewind: Callable[[], None] = lambda: None,
     ) -> CapturedGraph:
         """Warm up, then capture one call of ``model`` on copies of the inputs.
 
-        Warm-up and capture change state (buffers, random numbers), which the capture stage undoes. Raises
+        ``rewind`` runs after each warm-up, on its stream, and restores the values of the state in place: a cache may
+        have only one place left. The capture stage undoes all other changes (attributes, random numbers). Raises
         :class:`~pytest_cudagraph.errors.CaptureRefusal` with CUDA's words and the user's line. The process and the
         pool remain usable afterwards.
         """

@@ -213,17 +213,17 @@ class _ProbeRuns:
                 self._on_other_inputs(name, inputs.fresh(example, _OTHER_SEED, like=kind))
 
     def _again(self, example: Example) -> None:
-        """Call twice on the same inputs and seed, and more often if the calls differ. Python's own state runs on."""
+        """Call twice on the same inputs and seed, and more often if the calls differ. The host's state runs on."""
         seen, probe = self.seen, self.probe
         reads_foreign = any(outside.origin == "foreign" for op in seen.first.operations for outside in op.reads)
         # If the state stays and the call reads nothing else, a comparison with the first call is enough.
         if not seen.changes and not reads_foreign:
-            alike = [self._try(what, lambda: probe.is_like(seen.first, example, self.held)) for what in _REPEATED]
+            alike = [self._next(what, lambda: probe.is_like(seen.first, example, self.held)) for what in _REPEATED]
             if False not in alike:
                 seen.second, seen.third = (seen.first if is_like else None for is_like in alike)
                 return
-        seen.second = self._try(_REPEATED[0], lambda: probe.record(example, probe.held()))
-        seen.third = self._try(_REPEATED[1], lambda: probe.record(example, probe.held()))
+        seen.second = self._next(_REPEATED[0], lambda: probe.record(example, probe.held()))
+        seen.third = self._next(_REPEATED[1], lambda: probe.record(example, probe.held()))
         for _ in range(_MORE_CALLS):
             if seen.second is None or seen.third is None:
                 return
@@ -231,7 +231,7 @@ class _ProbeRuns:
             if seen.repeated or seen.changes or reads_foreign:
                 return
             # One of the calls differed from the first. A difference may come only every few calls, so call again.
-            seen.third = self._try("a further call", lambda: probe.record(example, probe.held()))
+            seen.third = self._next("a further call", lambda: probe.record(example, probe.held()))
 
     def _judge_elsewhere(self, name: str, what: str, run: Callable[[], Trace]) -> None:
         found = self._anew(what, run)
@@ -246,6 +246,19 @@ class _ProbeRuns:
             found = self._anew(what, lambda: self.probe.record(given, self.held))
             if found is not None:
                 self.seen.others[name] = found
+
+    def _next(self, what: str, run: Callable[[], _T]) -> _T | None:
+        """Run from the host's state after the last call. The values on the device may be those of the first call."""
+        written = self.seen.changes.written
+        if self.probe.backend.kind == "cuda":
+            # A second step could write past the end of a cache, which ends all work of a GPU.
+            self.snapshot.rewinder([name for name in written if self.held[name].is_cuda])()
+            return self._try(what, run)
+        try:  # on a CPU no tensor tells where it will lie, and an error is harmless
+            return run()
+        except Exception:
+            self.snapshot.rewinder(written)()
+            return self._try(what, run)
 
     def _anew(self, what: str, run: Callable[[], _T]) -> _T | None:
         """Run from the state before the first call."""

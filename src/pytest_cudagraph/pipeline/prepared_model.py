@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from pytest_cudagraph.backends.buffers import check_output
 from pytest_cudagraph.errors import EagerFailed, InputError
 from pytest_cudagraph.foreign import message_of, value_text
 from pytest_cudagraph.inputs import Example
-from pytest_cudagraph.inputs.example import map_example
+from pytest_cudagraph.inputs.example import map_example, opaque_arguments
 from pytest_cudagraph.protocols import Backend, Model
 from pytest_cudagraph.settings.case import Case, ModelCall
 from pytest_cudagraph.values import GraphReport
@@ -75,10 +75,9 @@ def run_once(call: ModelCall, case: Case) -> GraphReport:
     _check_call(call)
     given = Example(args=call.args, kwargs=dict(call.kwargs))
     examples = inputs.batch_examples(given, case.batch_sizes, call.batch_dim)
-    resizing = inputs.resizing(given, call.batch_dim)
+    model = PreparedModel(eager=call.model, examples=examples, resizing=inputs.resizing(given, call.batch_dim))
     with torch.inference_mode():
-        for batch_size, example in examples.items():
-            _call_example(call.model, batch_size, example, resizing)
+        _call_each(model)
     return nothing_judged(case)
 
 
@@ -95,9 +94,17 @@ def run_eagerly(model: PreparedModel, backend: Backend) -> None:
     """
     __tracebackhide__ = True
     with backend.running():
-        for batch_size, example in model.examples.items():
-            check_output(_call_example(model.eager, batch_size, example, model.resizing, is_copy=model.is_copy))
+        _call_each(model, check_output)
     backend.synchronize()
+
+
+def _call_each(model: PreparedModel, look: Callable[[Any], object] = lambda output: None) -> None:
+    """Call the model once per batch size. Each call finds the same values in the state, which keeps them."""
+    __tracebackhide__ = True
+    rewind = state.Snapshot.take(model.eager, extras=opaque_arguments(model.examples.values())).rewinder()
+    for batch_size, example in model.examples.items():
+        look(_call_example(model.eager, batch_size, example, model.resizing, is_copy=model.is_copy))
+        rewind()
 
 
 def _call_example(

@@ -98,7 +98,13 @@ class CheckedPool:
         self._kept: dict[int, tuple[torch.Tensor, ...]] = {}
 
     def capture(
-        self, model: Model, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, batch_size: int
+        self,
+        model: Model,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        *,
+        batch_size: int,
+        rewind: Callable[[], None] = lambda: None,
     ) -> CapturedGraph:
         """Capture the model, or its compiled code of this batch size, and check the graph.
 
@@ -106,7 +112,7 @@ class CheckedPool:
         can then serve this batch size.
         """
         try:
-            return self._capture(model, Example(args=args, kwargs=dict(kwargs)), batch_size)
+            return self._capture(model, Example(args=args, kwargs=dict(kwargs)), batch_size, rewind)
         except REFUSALS:
             raise
         except Exception as error:
@@ -125,12 +131,12 @@ class CheckedPool:
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
-    def _capture(self, model: Model, example: Example, size: int) -> CapturedGraph:
+    def _capture(self, model: Model, example: Example, size: int, rewind: Callable[[], None]) -> CapturedGraph:
         call = self._compiled_for(size) or model
         # The check must start from the state that a call would find.
         undo = Undo(model, self._backend, extras=opaque_arguments([example]))
         with undo.undone():
-            graph = self._pool.capture(call, example.args, example.kwargs, batch_size=size)
+            graph = self._pool.capture(call, example.args, example.kwargs, batch_size=size, rewind=rewind)
         self._kept[size] = undo.kept
         try:
             difference = difference_from_eager(graph, call, model, example, self._backend)

@@ -142,7 +142,8 @@ class GraphSet:
         setup, example = form.setup, form.setup.example_at(size)
         undo = Undo(setup.model, setup.backend, extras=opaque_arguments([example]))
         with undo.undone():
-            graph = self._pool.capture(setup.model, example.args, example.kwargs, batch_size=size)
+            given = example.args, example.kwargs
+            graph = self._pool.capture(setup.model, *given, batch_size=size, rewind=undo.rewind)
         kept = undo.kept
         _refuse_to_write(form, undo, graph)
         if form.cut is None and size > 1 and form.call.has_rows:

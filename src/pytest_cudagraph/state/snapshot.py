@@ -101,15 +101,17 @@ class Snapshot:
             for saved in self._storages.values():
                 saved.restore()
 
-    def rewinder(self, names: Iterable[str]) -> Callable[[], None]:
-        """A fast function that restores only these tensors. Measurements call it often."""
-        with _plain_mode():
-            pairs = [(self._held[name].alias, self._saved(name)) for name in names]
+    def rewinder(self, names: Iterable[str] | None = None) -> Callable[[], None]:
+        """A fast function that restores only the values of these tensors, of all by default.
+
+        What a call has made or assigned stays. Measurements call it often.
+        """
+        addresses = {self._held[name].layout.address for name in (self._held if names is None else names)}
+        saved = [each for address, each in self._storages.items() if address in addresses]
 
         def rewind() -> None:
-            with torch.no_grad():
-                for live, saved in pairs:
-                    live.copy_(saved)
+            for each in saved:
+                each.restore()
 
         return rewind
 
@@ -203,6 +205,10 @@ class Undo:
         self._kept |= {id(tensor): tensor for tensor in made if id(tensor) not in self._held}
         self._snapshot.restore()
         self._backend.set_rng_state(self._rng)
+
+    def rewind(self) -> None:
+        """Let the next warm-up or the capture find the values that the first one found, and what that one made."""
+        self._snapshot.rewinder()()
 
     def assert_unchanged(self) -> None:
         """Raise :class:`~pytest_cudagraph.errors.CudagraphError` naming what was not restored."""

@@ -53,6 +53,22 @@ class BufferInPlace(Base):
 
 
 @note(35, ids=("mutates-state",))
+class CacheWithOnePlaceLeft(Base):
+    """A second call from where the first one left the position raises: on CUDA it ends the device's work."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("keys", torch.zeros(4, 3, 4))
+        self.position = torch.tensor([2])
+
+    def forward(self, x):
+        keys = self.keys[: x.shape[0]]
+        keys.index_copy_(1, self.position, self.linear(x)[:, None])  # HERE
+        self.position.add_(1)  # HERE
+        return keys.sum(1)
+
+
+@note(35, ids=("mutates-state",))
 class AverageThroughData(Base):
     def __init__(self):
         super().__init__()

@@ -111,9 +111,9 @@ def test_a_good_model_passes_every_stage():
     assert gates == ["capture", "check", "structure", "speedup", "baseline"]
 
 
-def test_a_run_leaves_model_and_generators_as_its_first_eager_calls_left_them():
+def test_a_run_leaves_the_model_as_it_was_and_the_generators_as_its_first_eager_calls_left_them():
     model = nn.Sequential(Mlp(), nn.Dropout(0.5)).train()
-    twin = copy.deepcopy(model)
+    twin, before = copy.deepcopy(model), copy.deepcopy(model.state_dict())
     with run_of(model, batch_sizes=[2, 4]) as run:
         examples = run.model.examples
         torch.manual_seed(7)
@@ -125,7 +125,7 @@ def test_a_run_leaves_model_and_generators_as_its_first_eager_calls_left_them():
         for size in (2, 4):
             twin(*examples[size].args)
     assert torch.equal(after, torch.get_rng_state())
-    for name, value in twin.state_dict().items():
+    for name, value in before.items():
         assert torch.equal(model.state_dict()[name], value), name
 
 
@@ -284,7 +284,7 @@ def test_what_the_operations_take_is_read_from_the_same_step():
     model = Counting()
     with run_of(model) as run:
         pipeline.run_stages(run)
-    assert model.steps == 2  # the two eager calls
+    assert model.steps == 0
 
 
 def test_in_a_rehearsal_speed_is_measured_and_not_judged():

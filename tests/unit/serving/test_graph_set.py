@@ -45,8 +45,8 @@ class NotingPool:
     def __init__(self, backend, pool):
         self._backend, self._pool, self.closed = backend, pool, False
 
-    def capture(self, model, args, kwargs, *, batch_size):
-        graph = self._pool.capture(model, args, kwargs, batch_size=batch_size)
+    def capture(self, model, args, kwargs, **options):
+        graph, batch_size = self._pool.capture(model, args, kwargs, **options), options["batch_size"]
         if batch_size in self._backend.refuses:
             raise self._backend.error
         self._backend.captured.append(batch_size)

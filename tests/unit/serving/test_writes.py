@@ -35,6 +35,26 @@ def first_rows(cache, x):
     return rows.mul_(0.5).add_(x)
 
 
+class LastPlace(nn.Module):
+    """A cache with one place left: a call from any later position raises."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("cache", torch.zeros(SLOTS, SLOTS))
+        self.register_buffer("position", torch.tensor([SLOTS - 1]))
+
+    def forward(self, x):
+        self.cache[: len(x)].index_copy_(1, self.position, x[:, :1])
+        self.position.add_(1)
+        return self.cache[: len(x)].sum(1, keepdim=True)
+
+
+def test_a_cache_with_one_place_left_is_captured_and_filled_by_the_first_replay():
+    with runner(LastPlace(), torch.ones(4, 3)) as run:
+        assert torch.equal(run(torch.full((4, 3), 5.0)), torch.full((4, 1), 5.0))
+        assert run.statistics.hits == 1
+
+
 def total(cache, x):
     cache.add_(x.sum(0))
     return x * 2

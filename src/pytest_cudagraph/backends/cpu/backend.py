@@ -104,7 +104,15 @@ class CpuPool:
         self._graphs: list[CpuGraph] = []
         self._last = LastReplayed()
 
-    def capture(self, model: Model, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, batch_size: int) -> CpuGraph:
+    def capture(
+        self,
+        model: Model,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        *,
+        batch_size: int,
+        rewind: Callable[[], None] = lambda: None,
+    ) -> CpuGraph:
         """Warm up and record one call of ``model``. See :class:`~pytest_cudagraph.protocols.GraphPool`.
 
         Raises :class:`~pytest_cudagraph.errors.CaptureRefusal`, and
@@ -122,6 +130,7 @@ class CpuPool:
                 if seen is not None:
                     seen.see(tensors)
                 inputs.load(args, kwargs)  # a model may have written to its inputs
+                rewind()
             started_ns = time.perf_counter_ns()
             tape, output = record(model, *inputs.arguments(), seen)
             tape.check_origin(check_output(output))

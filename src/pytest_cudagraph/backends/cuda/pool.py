@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -37,7 +37,13 @@ class CudaGraphPool:
         self._is_open = True
 
     def capture(
-        self, model: Model, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, batch_size: int
+        self,
+        model: Model,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        *,
+        batch_size: int,
+        rewind: Callable[[], None] = lambda: None,
     ) -> CudaCapturedGraph:
         """Warm up three times on the capture stream, then capture one call.
 
@@ -50,7 +56,7 @@ class CudaGraphPool:
         generators = tuple(generators_of(self._gpu.device, model, args, kwargs))
         with self._gpu.capture_lock, self._gpu.running(), uncached_autocast(), states_kept(generators), capturing():
             inputs = StaticInputs(args, kwargs)
-            self._warm_up(model, inputs)
+            self._warm_up(model, inputs, rewind)
             inputs.copy_in(args, kwargs)  # a model may have written to its inputs
             with heap_frozen():
                 graph = self._record(model, inputs, batch_size, generators)
@@ -76,11 +82,12 @@ class CudaGraphPool:
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
-    def _warm_up(self, model: Model, inputs: StaticInputs) -> None:
+    def _warm_up(self, model: Model, inputs: StaticInputs, rewind: Callable[[], None]) -> None:
         with self._gpu.on_capture_stream():
             for _ in range(_WARM_UPS):
                 with no_graphs_inside():
                     check_output(_call(model, inputs))
+                rewind()
         # An error of a warm-up kernel must show here, and not inside the capture.
         self._gpu.synchronize()
 
