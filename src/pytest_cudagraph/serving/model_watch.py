@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable
-from itertools import chain
+from itertools import chain, compress
 from operator import attrgetter, itemgetter
 from types import MethodType
 from typing import Any
@@ -19,7 +19,6 @@ from pytest_cudagraph.state.storages import is_addressable
 _MAX_NAMED = 3
 _flag_in = itemgetter("training")
 _flag_of = attrgetter("training")
-_form_of = attrgetter("shape", "dtype")
 _address_of = torch._C.TensorBase.data_ptr
 _strides_of = torch._C.TensorBase.stride
 # With the strides it replaces the shape, which would create an object per tensor and call.
@@ -41,38 +40,45 @@ class ModelWatch:
         self._flag_tables = [vars(module) for module in self._modules if "training" in vars(module)]
         self._scripted = [module for module in self._modules if "training" not in vars(module)]
         self._flags, self._scripted_flags = self._flags_now()
-        self._children = _views(self._modules, ("_modules",))
-        self._held_children = list(_flat(self._children))
-        tables = _views(self._modules, ("_parameters", "_buffers"))
-        self._tensors = [table for table in tables if all(map(_is_plain, table))]
-        held = list(_flat(self._tensors))
-        self._addresses, self._strides = list(map(_address_of, held)), list(map(_strides_of, held))
-        self._numels, self._dtypes = list(map(_numel_of, held)), list(map(_dtype_of, held))
-        self._has_same_forms = _quick_check(held)
-        self._odd = [table for table in tables if table not in self._tensors]
-        self._odd_held = _identities(self._odd)
-        # Kept alive, so that new weights get neither the address nor the id of old ones.
-        self._aliases = [tensor.detach() for tensor in held]
-        self._odd_entries = [(each, each.detach() if _is_plain(each) else None) for each in _flat(self._odd)]
+        self._tables = _views(self._modules)
+        self._entries = list(_flat(self._tables))
+        self._has_equals = list(map(_has_equals, self._entries))
+        self._ids = list(map(id, compress(self._entries, self._has_equals)))
+        # Each once: the quick check takes a tensor that occurs twice for another model.
+        self._held = list({id(entry): entry for entry in self._entries if _is_plain(entry)}.values())
+        self._addresses, self._strides = list(map(_address_of, self._held)), list(map(_strides_of, self._held))
+        self._numels, self._dtypes = list(map(_numel_of, self._held)), list(map(_dtype_of, self._held))
+        self._has_same_forms = _quick_check(self._held)
+        # Keeps the memory, so that new weights do not get the address of old ones.
+        self._aliases = [tensor.detach() for tensor in self._held]
         self._model, self._facts = model, _facts(model)
 
     def has_changed(self) -> bool:
         """Whether an earlier graph would read other memory, or run in another mode, than eager now.
 
-        Takes about 0.3 µs per parameter and 0.1 µs per module. Values written in place are no change.
+        Values written in place are no change. ``benchmarks/runner_overhead.py`` shows the time it takes.
         """
         try:
-            held = list(_flat(self._tensors))
             return not (
-                list(map(_address_of, held)) == self._addresses
-                and (self._has_same_forms(*held) or self._compare_forms(held))
+                self._has_same_entries()
+                and list(map(_address_of, self._held)) == self._addresses
+                and (self._has_same_forms(*self._held) or self._compare_forms())
                 and list(map(_flag_in, self._flag_tables)) == self._flags
-                and list(_flat(self._children)) == self._held_children
-                and (not self._odd or _identities(self._odd) == self._odd_held)
                 and (not self._scripted or self._flags_now()[1] == self._scripted_flags)
             )
-        except (TypeError, RuntimeError, AttributeError, KeyError):  # a tensor or flag was removed, or has no address
+        except (TypeError, ValueError, RuntimeError, AttributeError, KeyError):  # gone, without address, other shape
             return True
+
+    def _has_same_entries(self) -> bool:
+        """Whether the tables hold the same objects as at first.
+
+        ``==`` of lists is the fastest comparison, because it looks at identities first. Then it raises for two tensors
+        of several elements. Another object can be equal only to the few that are compared by identity before.
+        """
+        entries = list(_flat(self._tables))
+        if self._ids and list(map(id, compress(entries, self._has_equals))) != self._ids:
+            return False
+        return entries == self._entries
 
     def changes(self) -> list[str]:
         """What has changed, in words: ``buffer cache was replaced: it is in other memory``. At most three changes."""
@@ -84,12 +90,12 @@ class ModelWatch:
         found = [*changed, *gone, *new]
         return found if len(found) <= _MAX_NAMED else [*found[:_MAX_NAMED], f"{len(found) - _MAX_NAMED} more changes"]
 
-    def _compare_forms(self, held: list[torch.Tensor]) -> bool:
-        """Decides where the quick check says no, as it does in another mode and for shared weights."""
+    def _compare_forms(self) -> bool:
+        """Decides where the quick check says no, as it does in another mode."""
         return (
-            list(map(_strides_of, held)) == self._strides
-            and list(map(_numel_of, held)) == self._numels
-            and list(map(_dtype_of, held)) == self._dtypes
+            list(map(_strides_of, self._held)) == self._strides
+            and list(map(_numel_of, self._held)) == self._numels
+            and list(map(_dtype_of, self._held)) == self._dtypes
         )
 
     def _flags_now(self) -> tuple[list[bool], list[bool]]:
@@ -146,21 +152,21 @@ def _all_modules(model: Model) -> list[nn.Module]:
     return list(found.values())
 
 
-def _views(modules: list[nn.Module], names: tuple[str, ...]) -> list[Iterable[Any]]:
+def _views(modules: list[nn.Module]) -> list[Iterable[Any]]:
     """Live views of the tables. Those of a ScriptModule are in C++, where nothing replaces their entries."""
-    tables = [vars(module).get(name) for module in modules for name in names]
+    tables = [vars(module).get(name) for module in modules for name in ("_parameters", "_buffers", "_modules")]
     return [dict.values(table) for table in tables if isinstance(table, dict) and table]
+
+
+def _has_equals(entry: Any) -> bool:
+    """Whether ``==`` may call another object equal to this entry of a table."""
+    if isinstance(entry, torch.Tensor):
+        return type(entry).__eq__ is not torch.Tensor.__eq__ or not _is_plain(entry) or entry.numel() == 1
+    return entry is not None and type(entry).__eq__ is not object.__eq__
 
 
 def _is_plain(entry: Any) -> bool:
     return isinstance(entry, torch.Tensor) and is_addressable(entry)
-
-
-def _identities(tables: list[Iterable[Any]]) -> list[Any]:
-    """For tables with entries that are None, sparse, or tensor subclasses without own memory."""
-    return [
-        (_address_of(each), each.stride(), _form_of(each)) if _is_plain(each) else id(each) for each in _flat(tables)
-    ]
 
 
 def weak_alias(model: Model) -> Model:

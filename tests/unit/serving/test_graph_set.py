@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 
 import pytest
 import torch
@@ -239,6 +240,26 @@ def test_memory_that_is_kept_but_read_in_another_shape_is_a_change():
     table.weight.data = table.weight.data[:3]
     run(torch.tensor([0, 1]))
     assert run.statistics.state_changes == 1
+
+
+@dataclasses.dataclass(eq=True, unsafe_hash=True)
+class Scale(nn.Module):
+    """Equal to every other."""
+
+    def __post_init__(self):
+        super().__init__()
+        self.factor = nn.Parameter(torch.ones(2))
+
+
+def test_what_is_equal_to_the_captured_is_a_change_too():
+    model = nn.Module()
+    model.scale = Scale()
+    model.register_buffer("steps", torch.zeros(1))
+    for name, equal in (("scale", Scale()), ("steps", torch.zeros(1))):
+        watch = ModelWatch(model)
+        assert not watch.has_changed()
+        setattr(model, name, equal)
+        assert watch.has_changed()
 
 
 def transpose(weight):
