@@ -24,6 +24,7 @@ _strides_of = torch._C.TensorBase.stride
 # With the strides it replaces the shape, which would create an object per tensor and call.
 _numel_of = torch._C.TensorBase.numel
 _dtype_of = attrgetter("dtype")
+_equals_of = attrgetter("__eq__")
 _flat = chain.from_iterable
 
 
@@ -161,8 +162,8 @@ def _views(modules: list[nn.Module]) -> list[Iterable[Any]]:
 def _has_equals(entry: Any) -> bool:
     """Whether ``==`` may call another object equal to this entry of a table."""
     if isinstance(entry, torch.Tensor):
-        return type(entry).__eq__ is not torch.Tensor.__eq__ or not _is_plain(entry) or entry.numel() == 1
-    return entry is not None and type(entry).__eq__ is not object.__eq__
+        return _equals_of(type(entry)) is not _equals_of(torch.Tensor) or not _is_plain(entry) or entry.numel() == 1
+    return entry is not None and _equals_of(type(entry)) is not _equals_of(object)
 
 
 def _is_plain(entry: Any) -> bool:
