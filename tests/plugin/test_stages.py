@@ -45,6 +45,17 @@ def test_a_graph_network_and_a_step_without_arguments_run_as_they_are(
     with pytest.raises(InputError, match="run as they are, at one batch size; here batch_dim is None for every"):
         cudagraph(spread, *example, batch_dim=None, batch_sizes=[1, 2], name="sizes")
 
+def test_new_inputs_are_drawn_by_the_test(cudagraph, capture_graphs, assert_replay_close):
+    def draw(generator):
+        return torch.randn(2, 3, generator=generator), torch.randperm(5, generator=generator)[:2]
+
+    def write(x, slots):
+        return x.new_zeros(5, 3).index_copy(0, slots, x)
+
+    assert_replay_close(capture_graphs(write, *draw(torch.Generator()), batch_sizes=[2]), draw=draw)
+    with pytest.raises(InputError, match=r"args.1. is int64 .2,. there, found int64 .2, 1."):
+        cudagraph(write, *draw(None), batch_sizes=[2], draw=[(torch.ones(2, 3), torch.ones(2, 1).long())], name="form")
+
 def test_a_batch_size_there_is_none_of(capture_graphs):
     graphs = capture_graphs(Mlp().eval(), torch.randn(1, 16), batch_sizes=[1])
     assert graphs.get(2) is None
@@ -94,4 +105,4 @@ def test_a_mistake_with_graphs_is_shown_at_the_line_of_the_test(project):
 @pytest.mark.parametrize("options", [[], ["--cudagraph", "--cudagraph-device=cpu"]], ids=["off", "on"])
 def test_odd_orders_and_wrong_arguments_have_answers(project, options):
     project.pytester.makepyfile(STAGES + (ENDED if options else ""))
-    project.run(*options).assert_outcomes(passed=6 + len(options) // 2)
+    project.run(*options).assert_outcomes(passed=7 + len(options) // 2)

@@ -16,6 +16,10 @@ def sized(args, kwargs=None, sizes=(1, 2, 5), batch_dim=0):
     return inputs.batch_examples(Example(args=args, kwargs=kwargs or {}), sizes, batch_dim)
 
 
+def drawn(args, draw, kwargs=None):
+    return inputs.with_draw(sized(args, kwargs, [2]), draw, 0)
+
+
 def example_of(*args, **kwargs):
     return Example(args=args, kwargs=kwargs)
 
@@ -145,6 +149,13 @@ REFUSED = {
     "generator": lambda: sized((X, (x for x in ()))),
     "sparse": lambda: sized((X,), {"s": torch.eye(2).to_sparse()}),
     "two devices": lambda: sized((X,), {"m": [X.to("meta")]}),
+    "draw of another kind": lambda: drawn((X,), 3),
+    "draw without an example": lambda: drawn((X,), []),
+    "draw that raises": lambda: drawn((X,), lambda: X),
+    "draw of fewer arguments": lambda: drawn((X, X), lambda generator: X),
+    "draw without the keywords": lambda: drawn((X,), [X], {"mask": X}),
+    "draw of another shape": lambda: drawn((X, X), [(X, X[:, :1])]),
+    "draw of another plain value": lambda: drawn((X, 2), [(X, 3)]),
     "another device": lambda: inputs.check_device(Example(args=(1, [X]), kwargs={}), "cuda:0"),
 }
 

@@ -140,7 +140,7 @@ def _memory(origin: Origin, named: Iterable[tuple[str, Any]]) -> tuple[dict[int,
 
 
 _OTHER_SEED = 1
-"""Any seed serves. The other inputs must only differ from the example."""
+"""Any seed serves. The other inputs must only differ from the example and from each other."""
 
 _OTHER_INPUTS: dict[Like, str] = {
     "random": "other",
@@ -209,8 +209,8 @@ class _ProbeRuns:
             what = "the call at another batch size"
             self._judge_elsewhere("another batch size", what, lambda: judge(another, self.held))
         if not is_explained(self.seen):
-            for kind, name in _OTHER_INPUTS.items():
-                self._on_other_inputs(name, inputs.fresh(example, _OTHER_SEED, like=kind))
+            for seed, (kind, name) in enumerate(_OTHER_INPUTS.items(), start=_OTHER_SEED):
+                self._on_other_inputs(name, inputs.fresh(example, seed, like=kind))
 
     def _again(self, example: Example) -> None:
         """Call twice on the same inputs and seed, and more often if the calls differ. The host's state runs on."""

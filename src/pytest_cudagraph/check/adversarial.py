@@ -90,7 +90,10 @@ def note_mixed_rows(check: BatchCheck, wider: BatchCheck) -> None:
         return
     if agreed.eager.random or opaque_arguments([agreed.example]) or agreed.eager.structure != other.eager.structure:
         return
-    replay = wider.replay(inputs.beside(agreed.example, other.example, check.case.dims), agreed.seed)
+    beside = inputs.beside(agreed.example, other.example, check.case.dims)
+    if check.case.example.drawing is not None:  # rows of two draws may not go together, such as slots
+        beside = inputs.fresh(wider.case.example, agreed.seed)
+    replay = wider.replay(beside, agreed.seed)
     for where, alone in agreed.eager.outputs.items():
         gap = _row_gap(check.case, alone, replay.outputs[where])
         if gap:

@@ -22,6 +22,13 @@ from pytest_cudagraph.protocols import CapturedGraph, Model
 from pytest_cudagraph.pytree import same_bits
 from pytest_cudagraph.values import Agreement, Disagreement
 
+_FROM_THE_EXAMPLE = (
+    "they have the shapes, dtypes and value ranges of the example. Booleans, masks and ascending\n"
+    "  integers are copied from the example\n"
+    "  to fix: give an example that spans what the model takes, or draw=... for the values"
+)
+_DRAWN = "draw= gave them\n  to fix: draw what the model takes"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckCase:
@@ -78,6 +85,11 @@ class BatchCheck:
         self._replays = 0
         self._bit_exact = True
         self._previous: CallResult | None = None
+
+    @property
+    def example_count(self) -> int:
+        """How many examples the user gave. Consecutive seeds give each of them. 0 where inputs are drawn."""
+        return 0 if self.case.example.drawing is None else self.case.example.drawing.count
 
     def trial(self, seed: int) -> None:
         """Run eager twice and replay once on new inputs. Does nothing after a disagreement."""
@@ -201,15 +213,14 @@ class BatchCheck:
         except Exception as error:
             raise InputError(
                 f"batch {self.case.batch_size}: eager raises on fresh inputs: {first_line(error)}\n"
-                "  they have the shapes, dtypes and value ranges of the example. Booleans, masks and ascending\n"
-                "  integers are copied from the example\n"
-                "  to fix: give an example that spans what the model takes"
+                f"  {_FROM_THE_EXAMPLE if example.drawing is None else _DRAWN}"
             ) from error
 
     def _new_inputs(self, seed: int) -> Example:
         """New random inputs. If none could be drawn, a constant integer is lowered by one, if eager accepts that."""
         example = inputs.fresh(self.case.example, seed)
-        if not self._trials or not has_same_inputs(example, self._trials[-1][0]):
+        is_given = self.case.example.drawing is not None
+        if is_given or not self._trials or not has_same_inputs(example, self._trials[-1][0]):
             return example
         lowered = inputs.lowered(example)
         try:
@@ -278,7 +289,10 @@ class BatchCheck:
     def _note_stale_inputs_unseen(self) -> None:
         (first_inputs, first), (last_inputs, last) = self._trials[0], self._trials[-1]
         if has_same_inputs(first_inputs, last_inputs):
-            self.note("the inputs hold nothing that can be drawn again: the check cannot detect stale inputs")
+            self.note(
+                "the inputs hold nothing that can be drawn again: the check cannot detect stale inputs. "
+                "draw= can give others"
+            )
         elif last.outputs and has_same_outputs(first, last):
             self.note("outputs do not depend on the inputs: the check cannot detect stale inputs")
 

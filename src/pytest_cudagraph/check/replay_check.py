@@ -16,7 +16,7 @@ from pytest_cudagraph.protocols import Backend, CapturedGraph, Model
 from pytest_cudagraph.values import Agreement, Disagreement
 
 # In the second round every graph finds its buffers as the other graphs left them.
-_ROUNDS = 2
+_LEAST_ROUNDS = 2
 
 
 def check_replays(
@@ -35,7 +35,8 @@ def check_replays(
 ) -> dict[int, Agreement | Disagreement]:
     """Compare every graph with eager: outputs and state, from the same state, inputs and seed.
 
-    Trials: two rounds of new inputs, adversarial inputs, changed parameters, other rows, the earlier calls again.
+    Trials: two rounds of new inputs (or one for each of the user's examples), adversarial inputs, changed parameters,
+    other rows, the earlier calls again.
     ``torch.testing.assert_close`` compares, NaN equal to NaN. Differences between two eager runs are tolerated.
     The state of ``model`` and the random generators are restored. ``captured_at`` holds the addresses of the state at
     capture, to explain differences. ``captured_for`` gives the compiled code of a graph. Raises
@@ -67,10 +68,11 @@ def _run(checks: Mapping[int, BatchCheck], generator: random.Random, progress: C
     def shuffled() -> list[int]:
         return generator.sample(sizes, len(sizes))
 
-    for _ in range(_ROUNDS):
+    seeds: dict[int, int] = {}
+    for number in range(max(_LEAST_ROUNDS, *(check.example_count for check in checks.values()))):
         for size in shuffled():
             progress(f"check batch {size}")
-            checks[size].trial(generator.getrandbits(31))
+            checks[size].trial(seeds.setdefault(size, generator.getrandbits(31)) + number)
     for size in shuffled():
         progress(f"check batch {size}: adversarial inputs, changed parameters")
         check_adversarial_inputs(checks[size])

@@ -8,6 +8,7 @@ from pytest_cudagraph.inputs.batching import (
     example_batch_size,
     resizing,
 )
+from pytest_cudagraph.inputs.drawing import with_draw
 from pytest_cudagraph.inputs.example import Example, changed_tensors, check_device, clone, named_tensors
 from pytest_cudagraph.inputs.new_values import adversaries, beside, fresh, lowered, row_dims
 
@@ -28,4 +29,5 @@ __all__ = [
     "named_tensors",
     "resizing",
     "row_dims",
+    "with_draw",
 ]

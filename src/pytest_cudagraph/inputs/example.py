@@ -19,6 +19,17 @@ class Example:
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    drawing: Drawing | None = None
+    """Draws new values for these arguments as the user wants them. None: they are drawn from this example."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawing:
+    """What a user's ``draw`` gives for one batch size: ``call(seed)``."""
+
+    call: Callable[[int], Example]
+    count: int
+    """How many different examples there are. 0 for a function."""
 
 
 def named_tensors(example: Example) -> dict[str, torch.Tensor]:

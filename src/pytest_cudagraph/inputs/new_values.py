@@ -26,10 +26,22 @@ def fresh(example: Example, seed: int, *, like: Like = "random") -> Example:
     example's range. Booleans, masks and ascending integers (positions, offsets) do not change. ``zeros`` and ``large``
     give floats of 0 and of 100 times the spread, ``negative`` changes signs, ``permuted`` changes the order. torch's
     random generators do not change.
+
+    Where the user draws the values, these are the new ones, and only floats change for ``zeros`` and the others.
     """
     # Always on the CPU, so that a seed gives the same inputs on every device.
     generator = torch.Generator().manual_seed(seed)
-    return map_example(example, lambda tensor: filled_like(tensor, _values(tensor.detach().cpu(), generator, like)))
+    if example.drawing is None:
+        return map_example(example, lambda tensor: filled_like(tensor, _values(tensor.detach().cpu(), generator, like)))
+    drawn = example.drawing.call(seed)
+    if like == "random":
+        return drawn
+    return map_example(drawn, lambda tensor: filled_like(tensor, _floats_of(tensor.detach().cpu(), generator, like)))
+
+
+def _floats_of(tensor: torch.Tensor, generator: torch.Generator, like: Like) -> torch.Tensor:
+    is_inexact = tensor.is_floating_point() or tensor.is_complex()
+    return _values(tensor, generator, like) if is_inexact else tensor
 
 
 def _values(tensor: torch.Tensor, generator: torch.Generator, like: Like) -> torch.Tensor:

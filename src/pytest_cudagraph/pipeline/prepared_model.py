@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -27,8 +27,13 @@ class PreparedModel:
     eager: Model
     examples: Mapping[int, Example]
     resizing: inputs.Resizing | None = None
+    batch_dim: Any = 0
     is_copy: bool = False
     """Whether ``eager`` is a copy of the user's model, moved to the device with ``Module.to``."""
+
+    def drawing(self, draw: Any) -> PreparedModel:
+        """The same model, whose new inputs ``draw`` gives. Raises :class:`InputError` for inputs of another form."""
+        return replace(self, examples=inputs.with_draw(self.examples, draw, self.batch_dim))
 
 
 def prepare_model(call: ModelCall, case: Case, backend: Backend) -> PreparedModel:
@@ -47,7 +52,10 @@ def prepare_model(call: ModelCall, case: Case, backend: Backend) -> PreparedMode
     for example in examples.values():
         inputs.check_device(example, target)
     resizing = inputs.resizing(given, call.batch_dim)
-    return PreparedModel(eager=model, examples=examples, resizing=resizing, is_copy=is_copy)
+    prepared = PreparedModel(
+        eager=model, examples=examples, resizing=resizing, batch_dim=call.batch_dim, is_copy=is_copy
+    )
+    return prepared.drawing(call.draw)
 
 
 def _check_call(call: ModelCall) -> None:
@@ -75,6 +83,7 @@ def run_once(call: ModelCall, case: Case) -> GraphReport:
     _check_call(call)
     given = Example(args=call.args, kwargs=dict(call.kwargs))
     examples = inputs.batch_examples(given, case.batch_sizes, call.batch_dim)
+    inputs.with_draw(examples, call.draw, call.batch_dim)
     model = PreparedModel(eager=call.model, examples=examples, resizing=inputs.resizing(given, call.batch_dim))
     with torch.inference_mode():
         _call_each(model)

@@ -149,7 +149,7 @@ class FixtureContext:
         return pipeline.Graphs(compiled.case, compiled.model_run, compiled.eager)
 
     @hide_plugin_frames
-    def check(self, graphs: Graphs, *, rtol: float | None, atol: float | None) -> Mapping[int, Any]:
+    def check(self, graphs: Graphs, *, rtol: float | None, atol: float | None, draw: Any) -> Mapping[int, Any]:
         """Compare replays with eager; :class:`~pytest_cudagraph.errors.ReplayMismatch` where they differ."""
         __tracebackhide__ = True
         model_run = _run_of(graphs)
@@ -158,7 +158,8 @@ class FixtureContext:
             return {}
         case = model_run.case
         case = replace(case, rtol=_or(call.rtol, case.rtol), atol=_or(call.atol, case.atol))
-        model_run = replace(model_run, case=case)
+        model = model_run.model if draw is None else model_run.model.drawing(draw)
+        model_run = replace(model_run, case=case, model=model)
         self._run(model_run, model_run.check)
         return model_run.results.agreements
 

@@ -72,6 +72,7 @@ class Cudagraph:
         max_slowdown: float | None = None,
         rtol: float | None = None,
         atol: float | None = None,
+        draw: Callable[[Any], Any] | Sequence[Any] | None = None,
         name: str | None = None,
         **unknown: Any,
     ) -> GraphReport:
@@ -81,7 +82,9 @@ class Cudagraph:
         an int or a pytree of ints and None) of every tensor that has the example's batch size there is resized. With
         ``batch_dim=None`` the example runs as it is, at one batch size. The other arguments override marker and
         settings: ``min_speedup`` is a ratio or ``{batch size: ratio}``, ``max_slowdown`` a fraction from 0 to 1, or
-        infinity for no limit, ``rtol`` and ``atol`` as in ``torch.testing.assert_close``. ``name`` is the key of the
+        infinity for no limit, ``rtol`` and ``atol`` as in ``torch.testing.assert_close``. ``draw`` gives new inputs of
+        the example's form, for audit and check: a function of a ``torch.Generator``, or several examples, each the
+        positional arguments, or ``(positional, keywords)``. ``name`` is the key of the
         baseline entry, by default the test's node id; two calls need two names, also in two tests.
 
         Without ``--cudagraph`` the model has run once per batch size and the report says that nothing was judged.
@@ -94,7 +97,8 @@ class Cudagraph:
             batch_sizes=batch_sizes, compile=compile, min_speedup=min_speedup, max_slowdown=max_slowdown,
             rtol=rtol, atol=atol, name=name,
         )  # fmt: skip
-        return self._context.run(_call(model, example_inputs, kwargs, batch_dim, settings))
+        call = _call(model, example_inputs, kwargs, batch_dim, settings)
+        return self._context.run(replace(call, draw=draw))
 
 
 class CompileModel:
@@ -161,14 +165,19 @@ class AssertReplayClose:
         self._context = context
 
     def __call__(
-        self, graphs: Graphs, *, rtol: float | None = None, atol: float | None = None
+        self,
+        graphs: Graphs,
+        *,
+        rtol: float | None = None,
+        atol: float | None = None,
+        draw: Callable[[Any], Any] | Sequence[Any] | None = None,
     ) -> Mapping[int, Agreement]:
         """Prove replays against eager on fresh inputs; empty without ``--cudagraph``.
 
-        Raises :class:`~pytest_cudagraph.errors.ReplayMismatch`.
+        ``draw`` gives these inputs, as for ``cudagraph``. Raises :class:`~pytest_cudagraph.errors.ReplayMismatch`.
         """
         __tracebackhide__ = True
-        return self._context.check(graphs, rtol=rtol, atol=atol)
+        return self._context.check(graphs, rtol=rtol, atol=atol, draw=draw)
 
 
 class MeasureSpeedup:

@@ -69,6 +69,8 @@ class ModelCall:
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     batch_dim: Any = 0
+    draw: Any = None
+    """Gives new inputs for audit and check: a function of a generator, or several examples."""
     settings: CallSettings = field(default_factory=CallSettings)
 
 

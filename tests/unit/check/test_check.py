@@ -257,7 +257,7 @@ def test_inputs_that_cannot_be_drawn_anew_weaken_the_proof():
         return x + 1
 
     found = check_one(model, FakeGraph(model), torch.ones(2, dtype=torch.bool))
-    assert found.notes == ("the inputs hold nothing that can be drawn again: the check cannot detect stale inputs",)
+    assert [note.partition(":")[0] for note in found.notes] == ["the inputs hold nothing that can be drawn again"]
 
 
 def test_an_argument_changed_in_place_is_noted():

@@ -285,4 +285,4 @@ def test_a_number_that_eager_does_not_take_is_not_tried():
         return token * 2
 
     found = check_one(model, FakeGraph(model), torch.tensor([[5], [5]]))
-    assert found.notes == ("the inputs hold nothing that can be drawn again: the check cannot detect stale inputs",)
+    assert [note.partition(":")[0] for note in found.notes] == ["the inputs hold nothing that can be drawn again"]
