@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         DeadTensorError,
         DeviceUnavailable,
         EagerFailed,
+        ExpectationMissed,
         FineGateWarning,
         GraphTestFailure,
         InconclusiveWarning,
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from pytest_cudagraph.gate import judge_speedup
     from pytest_cudagraph.generation import DecodeEngine, Decoder, StaticDecoder, static_decoder
     from pytest_cudagraph.measure import Arms, Bounds, PerfCounterClock, measure_arms
-    from pytest_cudagraph.monitor import PerfCard, PerfMonitor
+    from pytest_cudagraph.monitor import CallMonitor, CallSummary, PerfCard, PerfMonitor
     from pytest_cudagraph.serving.drop_in import IntegratedAOTCompiler, OptimizedModel, create_integrated_compiler
     from pytest_cudagraph.serving.drop_in_statistics import CompilerStatistics, InferenceResult, ModelStatistics
     from pytest_cudagraph.serving.graph_runner import GraphRunner
@@ -52,6 +53,8 @@ __all__ = [
     "BaselineError",
     "BatchReport",
     "Bounds",
+    "CallMonitor",
+    "CallSummary",
     "CaptureFailed",
     "CaptureRefusal",
     "CompileFailed",
@@ -64,6 +67,7 @@ __all__ = [
     "DeviceUnavailable",
     "EagerFailed",
     "EvidenceRule",
+    "ExpectationMissed",
     "Finding",
     "FineGateWarning",
     "FormStatistics",
@@ -106,7 +110,7 @@ _HOMES = {
         "gate": "judge_speedup",
         "generation": "DecodeEngine Decoder StaticDecoder static_decoder",
         "measure": "Arms Bounds PerfCounterClock measure_arms",
-        "monitor": "PerfCard PerfMonitor",
+        "monitor": "CallMonitor CallSummary PerfCard PerfMonitor",
         "serving.drop_in": "IntegratedAOTCompiler OptimizedModel create_integrated_compiler",
         "serving.graph_runner": "GraphRunner",
         "serving.drop_in_statistics": "CompilerStatistics InferenceResult ModelStatistics",

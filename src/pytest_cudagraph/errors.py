@@ -12,6 +12,7 @@
     ├── SlowerThanBaseline                the latency gate
     ├── SlowerThanBase                    the latency gate against another revision (--cudagraph-base)
     ├── TooManyKernels                    the structure gate
+    ├── ExpectationMissed                 calls of a monitor miss a limit of ``expect``
     └── NotProven                         inconclusive or not judged, with --cudagraph-strict
     CudagraphError (Exception)            wrong use, or a problem of the machine
     ├── InputError                        unusable example inputs
@@ -138,6 +139,10 @@ class TooManyKernels(GraphTestFailure):
     """The graph has more kernels than the baseline and the marker allow."""
 
 
+class ExpectationMissed(GraphTestFailure):
+    """The calls that a monitor recorded miss a limit of ``expect``."""
+
+
 class NotProven(GraphTestFailure):
     """Nothing failed, but nothing is proved, and ``--cudagraph-strict`` requires proof."""
 
@@ -166,7 +171,7 @@ for _public in (
     CudagraphError, InputError, DeviceUnavailable, BaselineError, RevisionError,
     CaptureRefusal, CompileTimeout, DeadTensorError,
     GraphTestFailure, EagerFailed, AuditFailed, CompileFailed, CaptureFailed, ReplayMismatch,
-    SpeedupTooLow, SlowerThanBaseline, SlowerThanBase, TooManyKernels, NotProven, InconclusiveWarning,
-    FineGateWarning,
+    SpeedupTooLow, SlowerThanBaseline, SlowerThanBase, TooManyKernels, ExpectationMissed, NotProven,
+    InconclusiveWarning, FineGateWarning,
 ):  # fmt: skip
     _public.__module__ = "pytest_cudagraph"

@@ -65,10 +65,12 @@ def end_run(
     collected: CollectedTests,
     settings: Settings,
     saved: Mapping[DeviceInfo, Mapping[Key, SavedBatch]] | None = None,
+    calls: Sequence[Mapping[str, Any]] = (),
 ) -> RunSummary:
     """Write the baseline and the JSON document, and make the summary.
 
-    ``saved`` are the entries read at the start, by device. The file of another device is read now.
+    ``saved`` are the entries read at the start, by device. The file of another device is read now. ``calls`` are those
+    that ``perf_monitor`` recorded, for the document.
 
     A file that cannot be written is a problem in the summary, not an exception. The other files are still written.
     """
@@ -80,7 +82,7 @@ def end_run(
     if settings.suggest:
         summary.lines += report.suggestions(reports)
     if settings.json:
-        _write_document(collected.folder / settings.json, reports, settings, summary)
+        _write_document(collected.folder / settings.json, reports, calls, settings, summary)
     return RunSummary(
         lines=tuple(map(printable, summary.lines)),
         problems=tuple(map(printable_lines, summary.problems)),
@@ -222,11 +224,17 @@ def _shown(path: Path, root: Path) -> str:
     return path.relative_to(root).as_posix() if path.is_relative_to(root) else path.as_posix()
 
 
-def _write_document(path: Path, reports: Sequence[GraphReport], settings: Settings, summary: _SummaryLines) -> None:
+def _write_document(
+    path: Path,
+    reports: Sequence[GraphReport],
+    calls: Sequence[Mapping[str, Any]],
+    settings: Settings,
+    summary: _SummaryLines,
+) -> None:
     device = next(iter(_devices(reports)), None)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        files.write_text(path, report.json_text(report.document(reports, device, settings)))
+        files.write_text(path, report.json_text(report.document(reports, device, settings, calls)))
     except (OSError, ValueError) as error:
         # ValueError: a path with a null character.
         reason = getattr(error, "strerror", None) or error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 NS_PER_S = 1_000_000_000
+NS_PER_MS = 1_000_000
 
 _TIME_STEPS = ((1e3, "ns", 1.0), (1e6, "µs", 1e3), (1e9, "ms", 1e6))
 _BYTE_STEPS = ("B", "KiB", "MiB", "GiB")

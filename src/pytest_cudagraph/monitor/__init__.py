@@ -1,6 +1,35 @@
-"""Load, clocks and memory of the host and the GPUs during a block of code."""
+"""What happens while code runs: load, clocks and memory of host and GPUs, and the calls of serving code."""
 
+from pytest_cudagraph.monitor.call_monitor import CallMonitor
+from pytest_cudagraph.monitor.call_summary import CallSummary
 from pytest_cudagraph.monitor.card import GpuCard, GpuSample, HostSample, PerfCard
 from pytest_cudagraph.monitor.perf_monitor import PerfMonitor
+from pytest_cudagraph.monitor.performance_monitor import (
+    PerformanceMonitor,
+    monitor_compilation,
+    monitor_evaluation,
+    monitor_inference,
+    performance_monitor,
+)
+from pytest_cudagraph.monitor.resource_sampler import ResourceSampler, ResourceSpread
+from pytest_cudagraph.monitor.timed_call import CallRecord, TimedCall, note_served
 
-__all__ = ["GpuCard", "GpuSample", "HostSample", "PerfCard", "PerfMonitor"]
+__all__ = [
+    "CallMonitor",
+    "CallRecord",
+    "CallSummary",
+    "GpuCard",
+    "GpuSample",
+    "HostSample",
+    "PerfCard",
+    "PerfMonitor",
+    "PerformanceMonitor",
+    "ResourceSampler",
+    "ResourceSpread",
+    "TimedCall",
+    "monitor_compilation",
+    "monitor_evaluation",
+    "monitor_inference",
+    "note_served",
+    "performance_monitor",
+]

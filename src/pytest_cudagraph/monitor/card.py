@@ -18,6 +18,8 @@ class HostSample:
     """Mean clock of the CPU's cores."""
     rss_bytes: int
     """Resident memory of this process."""
+    cpu_ratio: float | None = None
+    """CPU time of this process since the reading before, divided by the time: 2.0 where it kept two cores busy."""
     swap_used_bytes: int | None = None
     """Of the whole system."""
     governor: str | None = None
@@ -38,6 +40,8 @@ class GpuSample:
     """Other processes that hold a context on the GPU. A container may hide some."""
     held_ns: Mapping[str, int] = field(default_factory=dict)
     """By the name of a limit: how long it has reduced the clocks since the driver was loaded."""
+    utilization_ratio: float | None = None
+    """The part of NVML's last interval, up to a second, in which the GPU ran a kernel."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,11 +38,11 @@ class PerfMonitor:
     def __init__(self, *, clock: Clock | None = None, every_s: float | None = None, waiting_processes: int = 0) -> None:
         __tracebackhide__ = True
         if every_s is not None:
-            _check_seconds(every_s)
+            check_seconds(every_s)
         self._every_s = every_s
         self._waiting = waiting_processes
         self._lock = threading.Lock()
-        self._poller: _Poller | None = None
+        self._poller: Poller | None = None
         self._now_ns = clock.now_ns if clock is not None else time.perf_counter_ns
         self._host = HostReader()
         self._hosts: list[HostSample] = []
@@ -58,7 +58,7 @@ class PerfMonitor:
         self._gpus = watched_gpus(self._waiting)
         self.sample()
         if self._every_s is not None:
-            self._poller = _Poller(self.sample, self._every_s)
+            self._poller = Poller(self.sample, self._every_s)
         self._started_ns = self._now_ns()
         return self
 
@@ -99,14 +99,15 @@ class PerfMonitor:
         return self._card
 
 
-def _check_seconds(every_s: Any) -> None:
+def check_seconds(every_s: Any) -> None:
+    """Raise :class:`~pytest_cudagraph.errors.InputError` for what is no number of seconds above 0."""
     __tracebackhide__ = True
     is_number = isinstance(every_s, (int, float)) and not isinstance(every_s, bool)
     if not is_number or not 0 < every_s < threading.TIMEOUT_MAX:
         raise InputError(f"every_s must be a number of seconds above 0, or None; found {value_text(every_s)}")
 
 
-class _Poller:
+class Poller:
     """Calls ``sample`` periodically in a thread."""
 
     def __init__(self, sample: Callable[[], None], every_s: float) -> None:

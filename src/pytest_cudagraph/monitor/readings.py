@@ -25,6 +25,7 @@ class HostReader:
 
     def __init__(self) -> None:
         self._process = psutil.Process()
+        self._process.cpu_percent()  # the first call starts the interval
 
     def read(self) -> HostSample:
         """One reading, some tens of microseconds."""
@@ -34,6 +35,7 @@ class HostReader:
             load_average=load,
             cpu_mhz=float(clock.current) if clock else None,
             rss_bytes=int(self._process.memory_info().rss),
+            cpu_ratio=self._process.cpu_percent() / 100,
             swap_used_bytes=_or_none(lambda: int(psutil.swap_memory().used)),
             governor=_or_none(lambda: _GOVERNOR.read_text(encoding="ascii").strip()),
         )
@@ -92,6 +94,11 @@ class WatchedGpus:
         for gpu in self._gpus:
             gpu.read()
 
+    def take(self) -> list[tuple[int, GpuSample]]:
+        """Take one sample of every GPU, by its index, and keep none: for readings without end."""
+        self.read()
+        return [(gpu.index, gpu.samples.pop()) for gpu in self._gpus]
+
     def cards(self) -> tuple[GpuCard, ...]:
         return tuple(gpu.card() for gpu in self._gpus)
 
@@ -111,9 +118,9 @@ class WatchedGpus:
 class _Gpu:
     def __init__(self, nvml: Any, handle: Any, index: int, name: str, waiting: int) -> None:
         self._nvml, self._handle = nvml, handle
-        self._index, self._name = index, name
+        self.index, self._name = index, name
         self._waiting = waiting
-        self._samples: list[GpuSample] = []
+        self.samples: list[GpuSample] = []
         self._refused: dict[str, list[str]] = {}
         self._max_clock = self._ask("top clock", "nvmlDeviceGetMaxClockInfo", nvml.NVML_CLOCK_SM)
         self._limit_mw = self._setting("nvmlDeviceGetEnforcedPowerLimit")
@@ -129,7 +136,9 @@ class _Gpu:
         power_mw = self._ask("power", "nvmlDeviceGetPowerUsage")
         memory = self._ask("memory", "nvmlDeviceGetMemoryInfo")
         processes = self._ask("processes", "nvmlDeviceGetComputeRunningProcesses")
-        self._samples.append(
+        # A part of a GPU (MIG) has no utilization.
+        utilization = self._setting("nvmlDeviceGetUtilizationRates")
+        self.samples.append(
             GpuSample(
                 sm_clock_mhz=self._ask("clock", "nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM),
                 temperature_c=self._ask("temperature", "nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU),
@@ -138,15 +147,16 @@ class _Gpu:
                 slowdowns=self._slowdowns(),
                 other_processes=None if processes is None else max(_others(processes) - self._waiting, 0),
                 held_ns=self._held_ns(),
+                utilization_ratio=None if utilization is None else utilization.gpu / 100,
             )
         )
 
     def card(self) -> GpuCard:
         return GpuCard(
-            index=self._index,
+            index=self.index,
             name=self._name,
             max_sm_clock_mhz=self._max_clock,
-            samples=tuple(self._samples),
+            samples=tuple(self.samples),
             power_limit_w=_watts(self._limit_mw),
             default_power_limit_w=_watts(self._default_limit_mw),
             is_persistent=None if self._persistence is None else bool(self._persistence),
@@ -155,7 +165,7 @@ class _Gpu:
         )
 
     def notes(self) -> list[str]:
-        return [f"GPU {self._index}: no {', '.join(whats)} ({why})" for why, whats in self._refused.items()]
+        return [f"GPU {self.index}: no {', '.join(whats)} ({why})" for why, whats in self._refused.items()]
 
     def _slowdowns(self) -> tuple[str, ...]:
         bits, _ = self._try("nvmlDeviceGetCurrentClocksEventReasons")

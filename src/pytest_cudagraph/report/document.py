@@ -35,13 +35,19 @@ _PICOSECOND_DIGITS = 12
 """Seconds are rounded to picoseconds: below any clock, and 0.000112 stays 0.000112 in the file."""
 
 
-def document(reports: Iterable[GraphReport], device: DeviceInfo | None, settings: Any) -> dict[str, Any]:
+def document(
+    reports: Iterable[GraphReport],
+    device: DeviceInfo | None,
+    settings: Any,
+    calls: Iterable[Mapping[str, Any]] = (),
+) -> dict[str, Any]:
     """Everything of a run, also of its failing tests; ``settings`` is a mapping or a dataclass."""
     return {
         "schema": SCHEMA,
         "device": None if device is None else asdict(device),
         "settings": _jsonable(asdict(settings) if _is_instance(settings) else settings),
         "tests": [_test(report) for report in reports],
+        "calls": list(calls),
     }
 
 

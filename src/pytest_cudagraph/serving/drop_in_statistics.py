@@ -10,6 +10,7 @@ from enum import Enum
 from typing import Any, Literal
 
 from pytest_cudagraph.errors import CudagraphError, first_line
+from pytest_cudagraph.monitor import note_served
 from pytest_cudagraph.serving.statistics import reasons_text
 from pytest_cudagraph.units import bytes_text, plural, seconds_text
 from pytest_cudagraph.values import CompileMode
@@ -140,6 +141,8 @@ class EventLog:
     def count(self, path: ServingPath, reason: str) -> None:
         """Count one call."""
         self.paths[path] += 1
+        if path != "graph":  # its runner said so
+            note_served(path, reason)
         if reason:
             self.reasons[reason] += 1
             if self.reasons[reason] == 1:

@@ -16,6 +16,7 @@ from pytest_cudagraph.backends.capture_mode import autocast_dtype, is_capturing
 from pytest_cudagraph.device import choose
 from pytest_cudagraph.errors import CudagraphError, InputError
 from pytest_cudagraph.inputs import Example
+from pytest_cudagraph.monitor import note_served
 from pytest_cudagraph.protocols import Backend, Model
 from pytest_cudagraph.serving.form_graphs import FormGraphs
 from pytest_cudagraph.serving.graph_set import GraphSet, check_max_graphs
@@ -200,12 +201,14 @@ class GraphRunner:
             tally.padded += 1
             tally.padding_rows += size - rows
         form.replays[size] += 1
+        note_served("graph")
         return self._own(output) if self._clones else output
 
     def _eager(self, reason: NoGraphReason, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with self._backend.running():
             output = self._model(*args, **kwargs)
         self._tally.eager[reason] += 1
+        note_served("eager", reason.value)
         return output
 
     def _own(self, output: Any) -> Any:

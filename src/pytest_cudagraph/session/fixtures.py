@@ -14,11 +14,13 @@ import pytest
 from pytest_cudagraph.errors import InputError
 from pytest_cudagraph.foreign import value_text
 from pytest_cudagraph.session.context import FixtureContext
+from pytest_cudagraph.session.worker_results import keep_calls
 from pytest_cudagraph.settings.case import CallSettings, ModelCall
 
 if TYPE_CHECKING:
-    from pytest_cudagraph.monitor import PerfMonitor
+    from pytest_cudagraph.monitor import CallMonitor, PerfMonitor
     from pytest_cudagraph.pipeline import CompiledModel, Graphs
+    from pytest_cudagraph.protocols import Clock
     from pytest_cudagraph.values import Agreement, CompileMode, GraphReport
 
 
@@ -201,6 +203,22 @@ class MeasureSpeedup:
         return self._context.measure(graphs, min_speedup=min_speedup, max_slowdown=max_slowdown)
 
 
+class PerfMonitorFixture:
+    """The ``perf_monitor`` fixture: a :class:`~pytest_cudagraph.CallMonitor` of this test, and the card of a block."""
+
+    def __init__(self, calls: CallMonitor) -> None:
+        self.calls = calls
+        self.watch, self.measure = calls.watch, calls.measure
+        self.summary, self.expect = calls.summary, calls.expect
+
+    def __call__(self, *, every_s: float | None = None, clock: Clock | None = None) -> PerfMonitor:
+        """A context manager that watches host and GPU while its block runs. Its ``card`` says what it saw."""
+        __tracebackhide__ = True
+        from pytest_cudagraph.monitor import PerfMonitor
+
+        return PerfMonitor(every_s=every_s, clock=clock)
+
+
 @pytest.fixture
 def cudagraph(request: pytest.FixtureRequest) -> Iterator[Cudagraph]:
     """Run all stages of a model: audit, compile, capture, check, measure, gate, record."""
@@ -235,8 +253,10 @@ def measure_speedup(request: pytest.FixtureRequest) -> MeasureSpeedup:
 
 
 @pytest.fixture
-def perf_monitor() -> type[PerfMonitor]:
-    """A context manager that watches host and GPU while its body runs, and words what it saw."""
-    from pytest_cudagraph.monitor import PerfMonitor
+def perf_monitor(request: pytest.FixtureRequest) -> Iterator[PerfMonitorFixture]:
+    """Watch host and GPU while a block runs, and record the calls of serving code."""
+    from pytest_cudagraph.monitor import CallMonitor
 
-    return PerfMonitor
+    calls = CallMonitor()
+    yield PerfMonitorFixture(calls)
+    keep_calls(request, calls)

@@ -16,6 +16,7 @@ import pytest
 from pytest_cudagraph.foreign import printable_lines
 from pytest_cudagraph.session import worker_results
 from pytest_cudagraph.session.state_keys import (
+    CALLS,
     CALL_LOCK,
     COLLECTED,
     DESELECTED,
@@ -46,7 +47,7 @@ def begin(config: pytest.Config) -> None:
     """Read the settings and create the state of the session."""
     stash, worker = config.stash, getattr(config, "workerinput", {})
     stash[SETTINGS] = read_settings(config, workers=worker.get("workercount", 0))
-    stash[DEVICE_CONTEXTS], stash[OUTCOMES], stash[OWNERS] = {}, [], {}
+    stash[DEVICE_CONTEXTS], stash[OUTCOMES], stash[OWNERS], stash[CALLS] = {}, [], {}, []
     stash[CALL_LOCK] = threading.RLock()
     stash[COLLECTED], stash[OURS], stash[PASSED] = set(), set(), set()
     stash[DESELECTED] = _is_narrowed(config)
@@ -208,7 +209,7 @@ def end(session: pytest.Session, exitstatus: int) -> None:
         outcomes = stash[OUTCOMES]
         saved = {each.device: each.saved for each in stash[DEVICE_CONTEXTS].values()}
         try:
-            summary = end_run(outcomes, _collected(session, exitstatus), stash[SETTINGS], saved)
+            summary = end_run(outcomes, _collected(session, exitstatus), stash[SETTINGS], saved, stash[CALLS])
         except KeyboardInterrupt:
             # Other plugins still write their files, such as JUnit's.
             session.exitstatus = pytest.ExitCode.INTERRUPTED

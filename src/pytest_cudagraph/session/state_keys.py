@@ -20,6 +20,8 @@ DEVICE_CONTEXTS: pytest.StashKey[dict[str, DeviceContext]] = pytest.StashKey()
 BASE: pytest.StashKey[AgainstBase] = pytest.StashKey()
 """What ``--cudagraph-base`` measured before the first test. Absent without it."""
 OUTCOMES: pytest.StashKey[list[GraphReport]] = pytest.StashKey()
+CALLS: pytest.StashKey[list[dict[str, Any]]] = pytest.StashKey()
+"""What ``perf_monitor`` recorded: plain data for the JSON document, one for each name of calls of a test."""
 PASSED: pytest.StashKey[set[str]] = pytest.StashKey()
 """Node ids of tests that passed in all their phases. Only their results may be recorded."""
 REPORTS: pytest.StashKey[list[pytest.TestReport]] = pytest.StashKey()

@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_cudagraph.session.state_keys import COLLECTED, DESELECTED, MISTAKE, OURS, OUTCOMES, PASSED
+from pytest_cudagraph.session.state_keys import CALLS, COLLECTED, DESELECTED, MISTAKE, OURS, OUTCOMES, PASSED
+
+if TYPE_CHECKING:
+    from pytest_cudagraph.monitor import CallMonitor
 
 _WORKER_KEY = "pytest_cudagraph"
 _SETS = {PASSED: "passed", COLLECTED: "collected", OURS: "ours"}
+
+
+def keep_calls(request: pytest.FixtureRequest, calls: CallMonitor) -> None:
+    """Keep what a test's ``perf_monitor`` recorded for the JSON document."""
+    found = [{"nodeid": request.node.nodeid, **each} for each in calls.entries()]
+    request.config.stash[CALLS].extend(found)
 
 
 def forget(config: pytest.Config, nodeid: str) -> None:
     """Drop the reports of a test."""
     outcomes = config.stash[OUTCOMES]
     outcomes[:] = [report for report in outcomes if report.nodeid != nodeid]
+    calls = config.stash[CALLS]
+    calls[:] = [each for each in calls if each["nodeid"] != nodeid]
 
 
 def pack(config: pytest.Config, report: pytest.TestReport, data: dict[str, Any]) -> None:
@@ -28,7 +39,11 @@ def pack(config: pytest.Config, report: pytest.TestReport, data: dict[str, Any])
     elif when in ("call", "teardown"):
         # A test has passed only after its teardown.
         has_passed = when == "teardown" and report.nodeid in config.stash[PASSED]
-        data[_WORKER_KEY] = {"outcomes": _take_outcomes(config), "passed": [report.nodeid] * has_passed}
+        data[_WORKER_KEY] = {
+            "outcomes": _take_outcomes(config),
+            "calls": _take_calls(config),
+            "passed": [report.nodeid] * has_passed,
+        }
         # A second attempt of pytest-retry reports no setup.
         data[_WORKER_KEY] |= {"begun": report.nodeid} if when == "call" else {}
 
@@ -55,6 +70,7 @@ def _take_over(config: pytest.Config, sent: dict[str, Any]) -> None:
         raise pytest.UsageError(sent["mistake"])
     forget(config, sent.get("begun", ""))
     stash[OUTCOMES].extend(from_plain(plain) for plain in json.loads(sent["outcomes"]))
+    stash[CALLS].extend(json.loads(sent.get("calls", "[]")))
     for key, name in _SETS.items():
         stash[key].update(sent.get(name, ()))
     stash[DESELECTED] = stash[DESELECTED] or sent.get("deselected", False)
@@ -67,6 +83,13 @@ def _take_outcomes(config: pytest.Config) -> str:
     outcomes = config.stash[OUTCOMES]
     taken = json.dumps([to_plain(report) for report in outcomes])
     outcomes.clear()
+    return taken
+
+
+def _take_calls(config: pytest.Config) -> str:
+    calls = config.stash[CALLS]
+    taken = json.dumps(calls)
+    calls.clear()
     return taken
 
 
