@@ -64,6 +64,7 @@ _READINGS = {
     "nvmlDeviceGetDefaultApplicationsClock": lambda nvml, which: 1980,
     "nvmlDeviceGetTemperature": lambda nvml, which: 61,
     "nvmlDeviceGetPowerUsage": lambda nvml: 652_300,
+    "nvmlDeviceGetUtilizationRates": lambda nvml: SimpleNamespace(gpu=70, memory=30),
     "nvmlDeviceGetMemoryInfo": lambda nvml: SimpleNamespace(used=3 * GIB),
     "nvmlDeviceGetComputeRunningProcesses": lambda nvml: [SimpleNamespace(pid=pid) for pid in nvml.pids],
     "nvmlDeviceGetEnforcedPowerLimit": lambda nvml: 500_000,

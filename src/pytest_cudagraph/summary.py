@@ -65,7 +65,7 @@ def end_run(
     collected: CollectedTests,
     settings: Settings,
     saved: Mapping[DeviceInfo, Mapping[Key, SavedBatch]] | None = None,
-    calls: Sequence[Mapping[str, Any]] = (),
+    calls: list[dict[str, Any]] | None = None,
 ) -> RunSummary:
     """Write the baseline and the JSON document, and make the summary.
 
@@ -82,7 +82,7 @@ def end_run(
     if settings.suggest:
         summary.lines += report.suggestions(reports)
     if settings.json:
-        _write_document(collected.folder / settings.json, reports, calls, settings, summary)
+        _write_document(collected.folder / settings.json, reports, calls or [], settings, summary)
     return RunSummary(
         lines=tuple(map(printable, summary.lines)),
         problems=tuple(map(printable_lines, summary.problems)),

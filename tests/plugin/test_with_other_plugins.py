@@ -73,11 +73,13 @@ def test_nothing_is_said_when_no_test_used_the_plugin(project):
 @pytest.mark.contract
 def test_xdist_workers_check_and_do_not_judge(project):
     project.write(good=GOOD, other=GOOD, wrong="cudagraph(WrongUnderCapture().eval(), torch.randn(1, 16))")
+    project.pytester.makepyfile(test_calls="def test_calls(perf_monitor): perf_monitor.watch('step')(int)()")
     result = project.measure("-n", "2", "--cudagraph-update", "--cudagraph-json=run.json")
-    result.assert_outcomes(passed=2, failed=1)
+    result.assert_outcomes(passed=3, failed=1)
     result.stdout.fnmatch_lines(["*4 not judged*", "*2 xdist workers share this machine*"])
     assert not list(project.path.glob(".cudagraph/*.json"))
-    assert len(json.loads((project.path / "run.json").read_text(encoding="utf-8"))["tests"]) == 3
+    found = json.loads((project.path / "run.json").read_text(encoding="utf-8"))
+    assert (len(found["tests"]), [each["name"] for each in found["calls"]]) == (3, ["step"])
 
 
 TORCH_IN_THE_CONTROLLER = """

@@ -75,6 +75,8 @@ def summary_document(summary: CallSummary) -> dict[str, Any]:
         "calls_per_second": summary.calls_per_s,
         "tokens_per_second": summary.tokens_per_s,
         "tokens_per_second_per_user": summary.tokens_per_s_per_user,
+        "served": dict(summary.served),
+        "reasons": dict(summary.reasons),
         "graph_hit_ratio": summary.graph_hit_ratio,
         "synchronized": summary.synchronized,
     }
@@ -84,7 +86,7 @@ def _calls(summary: CallSummary, totals: CallTotals) -> dict[str, Any]:
     durations = totals.durations
     buckets = sorted(durations.counts)
     return summary_document(summary) | {
-        "served": _served(totals.served),
+        "model_calls": _served(totals.served),
         "user_tokens": totals.user_tokens,
         "token_seconds": to_seconds(totals.token_ns),
         "histogram": {
@@ -105,7 +107,7 @@ def _record(record: CallRecord, epoch_ns: int) -> dict[str, Any]:
         "tokens": record.tokens,
         "batch_size": record.batch_size,
         "failure": record.failure or None,
-        "served": None if record.served is None else _served(record.served),
+        "model_calls": None if record.served is None else _served(record.served),
         "synchronized": record.is_synchronized,
     }
 
@@ -140,8 +142,8 @@ def _totals(found: Mapping[str, Any]) -> CallTotals:
     minimum_ns, maximum_ns = histogram["minimum_ns"], histogram["maximum_ns"]
     totals.durations = from_counts(counts, int(histogram["total_ns"]), minimum_ns, maximum_ns)
     totals.failures.update({str(name): int(count) for name, count in found["failures"].items()})
-    totals.served.update(_read_served(found["served"]))
-    totals.tokens, totals.rows, totals.synchronized = found["tokens"], found["rows"], found["synchronized"]
+    totals.served.update(_read_served(found["model_calls"]))
+    totals.tokens, totals.rows, totals.synchronized = (int(found[key]) for key in ("tokens", "rows", "synchronized"))
     totals.user_tokens, totals.token_ns = float(found["user_tokens"]), round(to_ns(found["token_seconds"]))
     totals.started_ns, totals.ended_ns = round(to_ns(found["started_at"])), round(to_ns(found["ended_at"]))
     return totals
@@ -155,7 +157,7 @@ def _read_record(found: Mapping[str, Any], epoch_ns: int) -> CallRecord:
         tokens=found["tokens"],
         batch_size=found["batch_size"],
         failure=found["failure"] or "",
-        served=None if found["served"] is None else _read_served(found["served"]),
+        served=None if found["model_calls"] is None else _read_served(found["model_calls"]),
         is_synchronized=found["synchronized"],
     )
 

@@ -122,7 +122,9 @@ def misses(
         shown = "no tokens were recorded" if rate is None else f"{rate:.1f} tokens/s"
         found.append(f"{shown}; this test asks for at least {min_tokens_per_s:.1f} tokens/s")
     if min_graph_hit_ratio is not None and not (ratio is not None and ratio >= min_graph_hit_ratio):
-        shown = "no runner was called" if ratio is None else f"graphs served {percent_text(ratio)} of model calls"
+        model_calls = plural(sum(summary.served.values()), "model call")
+        by_graph = f"graphs served {summary.served.get('graph', 0)} of {model_calls}"
+        shown = "no runner was called" if ratio is None else by_graph
         found.append(f"{shown}; this test asks for at least {percent_text(min_graph_hit_ratio)} by graphs")
     return [f"{summary.name}: {line}" for line in found]
 

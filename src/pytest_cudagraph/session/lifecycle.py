@@ -16,8 +16,8 @@ import pytest
 from pytest_cudagraph.foreign import printable_lines
 from pytest_cudagraph.session import worker_results
 from pytest_cudagraph.session.state_keys import (
-    CALLS,
     CALL_LOCK,
+    CALLS,
     COLLECTED,
     DESELECTED,
     DEVICE_CONTEXTS,

@@ -77,6 +77,7 @@ def test_a_gpu_is_read_by_its_uuid_in_words_and_units(gpu):
         slowdowns=("power cap", "heat (hardware)"),
         other_processes=2,
         held_ns={"power limit": 5_000_000, "heat limit": 0},
+        utilization_ratio=0.7,
     )
     assert card.gpus == (
         GpuCard(
@@ -159,13 +160,21 @@ def test_a_limit_that_held_between_two_readings_is_caught_by_its_counter(gpu):
 
 
 def test_settings_that_a_gpu_does_not_have_are_no_notes(gpu):
-    settings = ("EnforcedPowerLimit", "PowerManagementDefaultLimit", "PersistenceMode", "MigMode", "TotalEccErrors")
+    settings = (
+        "EnforcedPowerLimit",
+        "PowerManagementDefaultLimit",
+        "PersistenceMode",
+        "MigMode",
+        "TotalEccErrors",
+        "UtilizationRates",
+    )
     refused = [f"nvmlDeviceGet{name}" for name in (*settings, "ViolationStatus")]
     gpu(FakeNvml(failing=dict.fromkeys(refused, "Not Supported")))
     card = watched()
     found = card.gpus[0]
     assert card.notes == ()
     assert found.held_ns == {}
+    assert found.samples[0].utilization_ratio is None
     assert (found.power_limit_w, found.is_persistent, found.is_partitioned, found.ecc_errors) == (None,) * 4
 
 

@@ -1,0 +1,173 @@
+"""Exports: whole files, merged without loss, and read by Prometheus' own parser."""
+
+import errno
+import json
+import os
+import platform
+from pathlib import Path
+
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+from tests.fake_clock import FakeClock
+
+from pytest_cudagraph import CallMonitor, files
+from pytest_cudagraph.errors import CudagraphError, InputError
+from pytest_cudagraph.monitor import ResourceSpread
+
+DOCS = (Path(__file__).parents[3] / "docs" / "monitor.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def process(monkeypatch):
+    """Makes this process another one."""
+
+    def be(pid):
+        monkeypatch.setattr(os, "getpid", lambda: pid)
+
+    monkeypatch.setattr("time.time_ns", lambda: 1_790_000_000 * 10**9)
+    monkeypatch.setattr(platform, "node", lambda: "server")
+    be(7)
+    return be
+
+
+def used(calls=3, name="decode"):
+    """A monitor with calls of 1, 2, 3 ... ms, of which the last fails."""
+    clock = FakeClock()
+    monitor = CallMonitor(clock=clock)
+    for ms in range(1, calls + 1):
+        try:
+            with monitor.measure(name, tokens=8, batch_size=4) as call:
+                clock.time_ns += ms * 1_000_000
+                call.note("eager", "no rows") if ms == 1 else call.note("graph", "")
+                if ms == calls:
+                    raise TimeoutError
+        except TimeoutError:
+            pass
+    gpu = ResourceSpread(
+        process="server-7", reading="sm_clock_mhz", gpu=0, samples=2, mean=1900, minimum=1820, maximum=1980, last=1980
+    )
+    monitor._merged.append(gpu)
+    return monitor
+
+
+def test_the_json_export_reads_as_reviewed(process, tmp_path, golden):
+    path = used().export(tmp_path / "calls.json")
+    golden("monitor/export.json", json.dumps(json.loads(path.read_text(encoding="utf-8")), indent=1))
+
+
+def test_every_field_of_the_json_export_is_described(process, tmp_path):
+    found = json.loads(used().export(tmp_path / "calls.json").read_text(encoding="utf-8"))
+
+    def keys(value):
+        for each in value if isinstance(value, list) else []:
+            yield from keys(each)
+        for key, each in value.items() if isinstance(value, dict) else []:
+            yield key
+            yield from keys(each) if key not in ("failures", "served", "reasons") else ()
+
+    assert {key for key in keys(found) if f"`{key}`" not in DOCS and f"`{key}[]`" not in DOCS} == set()
+
+
+def test_the_openmetrics_text_reads_as_reviewed(process, golden):
+    golden("monitor/openmetrics.prom", used().openmetrics())
+
+
+def test_prometheus_reads_the_same_numbers(process, tmp_path):
+    hostile = 'a "quoted" \\ name\nof two lines'
+    monitor = used(calls=300, name=hostile)
+    text = monitor.export(tmp_path / "calls.prom", format="openmetrics").read_text(encoding="utf-8")
+    samples = [each for family in text_string_to_metric_families(text) for each in family.samples]
+    found = {
+        (each.name, each.labels.get("le", each.labels.get("path", each.labels.get("error")))): each.value
+        for each in samples
+        if each.labels.get("name") == hostile
+    }
+    assert found["cudagraph_call_duration_seconds_count", None] == 299
+    assert found["cudagraph_call_duration_seconds_sum", None] == pytest.approx(sum(range(300)) / 1e3)
+    assert found["cudagraph_call_duration_seconds_bucket", "0.067108864"] == 67
+    assert found["cudagraph_call_tokens_total", None] == 299 * 8
+    assert found["cudagraph_calls_failed_total", "TimeoutError"] == 1
+    assert found["cudagraph_model_calls_total", "graph"] == 299
+    (clock,) = [each for each in samples if each.name == "cudagraph_gpu_sm_clock_hertz"]
+    assert (clock.labels, clock.value) == ({"process": "server-7", "gpu": "0"}, 1.98e9)
+
+
+def test_an_empty_monitor_is_read_too(process):
+    assert {family.name for family in text_string_to_metric_families(CallMonitor().openmetrics())} == {
+        "cudagraph_call_duration_seconds", "cudagraph_calls_failed", "cudagraph_call_tokens", "cudagraph_call_rows",
+        "cudagraph_model_calls",
+    }  # fmt: skip
+
+
+def test_exports_of_eight_processes_to_one_folder_add_up(process, tmp_path):
+    for pid in range(8):
+        process(pid)
+        for _ in range(2):  # a later export replaces the earlier one of its process
+            used(calls=10 * (pid + 1)).export(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"calls-server-{pid}.json" for pid in range(8)]
+    merged = CallMonitor.merged(tmp_path, keep=5)
+    found = merged.summary()["decode"]
+    assert (found.calls, found.failed, found.tokens) == (360, 8, 352 * 8)
+    assert (found.served, found.reasons) == ({"eager": 8, "graph": 352}, {"no rows": 8})
+    assert (found.minimum_ns, found.maximum_ns) == (1_000_000, 79_000_000)
+    assert (found.started_at_s, found.ended_at_s) == (1_790_000_000, 1_790_000_003.24)
+    assert len(merged.records()) == 5
+    again = CallMonitor.merged(merged.export(tmp_path / "all.json"))
+    assert again.summary() == merged.summary()
+    assert len(again._state().resources) == 8
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.EACCES])
+def test_a_file_that_cannot_be_written_is_one_sentence_and_the_calls_stay(process, tmp_path, monkeypatch, code):
+    def fail(path, text):
+        raise OSError(code, os.strerror(code), str(path))
+
+    monitor = used()
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "write_text", fail)
+        with pytest.raises(CudagraphError) as caught:
+            monitor.export(tmp_path)
+    assert str(caught.value) == (
+        f"{tmp_path / 'calls-server-7.json'}: the calls cannot be written ({os.strerror(code)}); "
+        "no file was changed, and the monitor keeps the calls"
+    )
+    assert monitor.export(tmp_path).exists()
+
+
+def damaged(change):
+    def text(path):
+        found = json.loads(path.read_text(encoding="utf-8"))
+        change(found)
+        return json.dumps(found)
+
+    return text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        lambda path: "",
+        lambda path: "[]",
+        lambda path: path.read_text(encoding="utf-8")[:-40],
+        damaged(lambda found: found.update(schema=2)),
+        damaged(lambda found: found.pop("last")),
+        damaged(lambda found: found["calls"][0].update(token_seconds=float("nan"))),
+        damaged(lambda found: found["calls"][0]["histogram"]["counts"].pop()),
+        damaged(lambda found: found["calls"][0]["histogram"].update(lower_ns=[-1, 2])),
+        damaged(lambda found: found["calls"][0].update(tokens="many")),
+        damaged(lambda found: found["resources"][0].pop("last")),
+    ],
+)
+def test_a_damaged_export_is_an_error_that_names_the_file(process, tmp_path, text):
+    path = used().export(tmp_path)
+    path.write_text(text(path), encoding="utf-8")
+    with pytest.raises(InputError, match=r"calls-server-7\.json is no JSON file of CallMonitor\.export"):
+        CallMonitor.merged(tmp_path)
+
+
+def test_a_missing_export_and_a_wrong_format_are_one_sentence(tmp_path):
+    with pytest.raises(InputError) as caught:
+        CallMonitor.merged(tmp_path / "none.json")
+    assert str(caught.value) == f"{tmp_path / 'none.json'}: cannot be read (No such file or directory)"
+    with pytest.raises(InputError, match=r"^format is 'json' or 'openmetrics'; found 'csv'$"):
+        CallMonitor().export(tmp_path, format="csv")
