@@ -10,7 +10,7 @@ from tests.checked import checked
 from tests.gpu.small_models import Counts, LeavesItsOutputUnwritten, Mlp
 
 from pytest_cudagraph.capture import capture_batches
-from pytest_cudagraph.check import check_replays
+from pytest_cudagraph.check import check_replays, reset_difference
 from pytest_cudagraph.values import Agreement, Disagreement
 
 
@@ -103,3 +103,24 @@ def test_a_hundred_replays_of_many_sizes_in_shuffled_order_stay_right(backend, p
         for size in order:
             x = torch.randn(size, 64, device=backend.device)
             torch.testing.assert_close(graphs[size](x), model(x))
+
+
+class Decodes(torch.nn.Module):
+    """Appends to a cache of three places, of which two are left."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("keys", torch.zeros(4, 3))
+        self.register_buffer("position", torch.tensor([1]))
+
+    def forward(self, x):
+        self.keys.index_copy_(1, self.position, x[:, :1])
+        self.position.add_(1)
+        return self.keys.cumsum(1) + self.position
+
+
+@pytest.mark.parametrize(("to", "says"), [(1, ""), (0, "after it, a call gives another output: ")])
+def test_a_reset_is_tried_out_on_the_device(backend, examples, to, says):
+    model = Decodes().cuda()
+    found = reset_difference(model, lambda: model.position.fill_(to), examples(4)[4], backend, batch_size=4, seed=1)
+    assert found.partition("off by")[0] == says

@@ -1,5 +1,6 @@
-"""The check stage: replay every graph on new inputs and compare outputs and state with eager."""
+"""The check stage: a replay must compute what eager computes."""
 
 from pytest_cudagraph.check.replay_check import check_replays
+from pytest_cudagraph.check.reset_check import reset_difference
 
-__all__ = ["check_replays"]
+__all__ = ["check_replays", "reset_difference"]

@@ -8,12 +8,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pytest_cudagraph import measure, pytree, stats
+from pytest_cudagraph.check import reset_difference
+from pytest_cudagraph.errors import InputError
 from pytest_cudagraph.inputs import Example
 from pytest_cudagraph.inputs.example import opaque_arguments
 from pytest_cudagraph.monitor import PerfMonitor
 from pytest_cudagraph.pipeline.device_context import DeviceContext
 from pytest_cudagraph.pipeline.prepared_model import PreparedModel
-from pytest_cudagraph.protocols import CapturedGraph, MeasuresBusyTime, Model, ShowProgress, StoppingRule
+from pytest_cudagraph.protocols import Backend, CapturedGraph, MeasuresBusyTime, Model, ShowProgress, StoppingRule
 from pytest_cudagraph.state import Snapshot
 from pytest_cudagraph.units import NS_PER_S, seconds_text
 from pytest_cudagraph.values import Timing
@@ -96,6 +98,7 @@ def time_batch(
     monitor = PerfMonitor(waiting_processes=device_context.waiting_processes)
     with state_restored(model, device_context) as before, backend.running(), monitor as watch:
         arguments = CallArguments(model.examples[request.batch_size])
+        _check_reset(model, request.batch_size, backend, request.seed)
         prepare = _preparation(model, before, arguments)
         timing = device_context.measure(
             _arms(request, model, arguments),
@@ -116,7 +119,7 @@ def time_batch(
     return replace(timing, reference=readings.latency() if readings else None, busy_ns=busy_ns)
 
 
-def _busy_ns(graph: CapturedGraph, timing: Timing, prepare: Callable[[], None] | None) -> float | None:
+def _busy_ns(graph: CapturedGraph, timing: Timing, prepare: Callable[[], object] | None) -> float | None:
     """The time of a replay's operations alone: the least of a few replays, or the median of device events."""
     if not isinstance(graph, MeasuresBusyTime):
         return timing.device_replay.median_ns if timing.device_replay else None
@@ -154,14 +157,27 @@ def _rule(request: TimingRequest, device_context: DeviceContext) -> StoppingRule
     return stats.FixedTimeRule(time_ns=min_time_ns)
 
 
-def _preparation(model: PreparedModel, before: Snapshot, arguments: CallArguments) -> Callable[[], None] | None:
-    """What restores the state and the containers that a call changes. One call finds them.
+def _check_reset(model: PreparedModel, batch_size: int, backend: Backend, seed: int) -> None:
+    if model.reset is None:
+        return
+    example = model.examples[batch_size]
+    found = reset_difference(model.eager, model.reset, example, backend, batch_size=batch_size, seed=seed)
+    if not found:
+        return
+    remedy = "write the values from before the call in place, as in position.fill_(n), or leave reset out"
+    if model.is_copy:
+        remedy = "the model is a copy on the GPU of the test's model on the CPU. Make the model on cudagraph.device"
+    raise InputError(f"batch {batch_size}: reset must let each call do the same; {found}\n  to fix: {remedy}")
+
+
+def _preparation(model: PreparedModel, before: Snapshot, arguments: CallArguments) -> Callable[[], object] | None:
+    """What restores the state and the containers that a call changes. One call finds them, or the user's ``reset``.
 
     None for a model that changes neither: nothing then runs between its calls.
     """
     model.eager(*arguments.args, **arguments.kwargs)
     written = before.changes().written
-    rewind = before.rewinder(written) if written else None
+    rewind = model.reset or (before.rewinder(written) if written else None)
     if not arguments.look():
         return rewind
 

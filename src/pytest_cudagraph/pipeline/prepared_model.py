@@ -30,6 +30,11 @@ class PreparedModel:
     batch_dim: Any = 0
     is_copy: bool = False
     """Whether ``eager`` is a copy of the user's model, moved to the device with ``Module.to``."""
+    reset: Callable[[], object] | None = None
+    """Brings the state back in place before each measured call. None: the values are copied."""
+
+    def __post_init__(self) -> None:
+        _check_reset(self.reset)
 
     def drawing(self, draw: Any) -> PreparedModel:
         """The same model, whose new inputs ``draw`` gives. Raises :class:`InputError` for inputs of another form."""
@@ -53,9 +58,20 @@ def prepare_model(call: ModelCall, case: Case, backend: Backend) -> PreparedMode
         inputs.check_device(example, target)
     resizing = inputs.resizing(given, call.batch_dim)
     prepared = PreparedModel(
-        eager=model, examples=examples, resizing=resizing, batch_dim=call.batch_dim, is_copy=is_copy
+        eager=model,
+        examples=examples,
+        resizing=resizing,
+        batch_dim=call.batch_dim,
+        is_copy=is_copy,
+        reset=call.reset,
     )
     return prepared.drawing(call.draw)
+
+
+def _check_reset(reset: object) -> None:
+    if reset is not None and not callable(reset):
+        takes = "a function without arguments, such as lambda: position.fill_(n)"
+        raise InputError(f"reset takes {takes}; found {type(reset).__name__}")
 
 
 def _check_call(call: ModelCall) -> None:
@@ -84,7 +100,8 @@ def run_once(call: ModelCall, case: Case) -> GraphReport:
     given = Example(args=call.args, kwargs=dict(call.kwargs))
     examples = inputs.batch_examples(given, case.batch_sizes, call.batch_dim)
     inputs.with_draw(examples, call.draw, call.batch_dim)
-    model = PreparedModel(eager=call.model, examples=examples, resizing=inputs.resizing(given, call.batch_dim))
+    resizing = inputs.resizing(given, call.batch_dim)
+    model = PreparedModel(eager=call.model, examples=examples, resizing=resizing, reset=call.reset)
     with torch.inference_mode():
         _call_each(model)
     return nothing_judged(case)

@@ -164,7 +164,7 @@ class FixtureContext:
         return model_run.results.agreements
 
     @hide_plugin_frames
-    def measure(self, graphs: Graphs, *, min_speedup: Any, max_slowdown: Any) -> GraphReport:
+    def measure(self, graphs: Graphs, *, min_speedup: Any, max_slowdown: Any, reset: Any) -> GraphReport:
         """Measure and judge. Graphs that were not checked are checked first."""
         __tracebackhide__ = True
         from pytest_cudagraph import pipeline
@@ -172,7 +172,8 @@ class FixtureContext:
         model_run = _run_of(graphs)
         if model_run is None:
             return pipeline.nothing_judged(graphs.case)
-        model_run = replace(model_run, case=self._with_thresholds(model_run.case, min_speedup, max_slowdown))
+        case = self._with_thresholds(model_run.case, min_speedup, max_slowdown)
+        model_run = replace(model_run, case=case, model=replace(model_run.model, reset=reset))
         if not model_run.results.agreements:
             self._run(model_run, model_run.check)
         model_run.run(model_run.measure)

@@ -75,6 +75,7 @@ class Cudagraph:
         rtol: float | None = None,
         atol: float | None = None,
         draw: Callable[[Any], Any] | Sequence[Any] | None = None,
+        reset: Callable[[], object] | None = None,
         name: str | None = None,
         **unknown: Any,
     ) -> GraphReport:
@@ -86,8 +87,10 @@ class Cudagraph:
         settings: ``min_speedup`` is a ratio or ``{batch size: ratio}``, ``max_slowdown`` a fraction from 0 to 1, or
         infinity for no limit, ``rtol`` and ``atol`` as in ``torch.testing.assert_close``. ``draw`` gives new inputs of
         the example's form, for audit and check: a function of a ``torch.Generator``, or several examples, each the
-        positional arguments, or ``(positional, keywords)``. ``name`` is the key of the
-        baseline entry, by default the test's node id; two calls need two names, also in two tests.
+        positional arguments, or ``(positional, keywords)``. ``reset`` brings the state back
+        in place before each measured call (``lambda: position.fill_(n)``), where a copy of it takes long, as of a large
+        cache. It is tried out once. ``name`` is the key of the baseline entry, by default the test's node id;
+        two calls need two names, also in two tests.
 
         Without ``--cudagraph`` the model has run once per batch size and the report says that nothing was judged.
         Raises a subclass of :class:`~pytest_cudagraph.errors.GraphTestFailure` with the report in ``report``, and
@@ -100,7 +103,7 @@ class Cudagraph:
             rtol=rtol, atol=atol, name=name,
         )  # fmt: skip
         call = _call(model, example_inputs, kwargs, batch_dim, settings)
-        return self._context.run(replace(call, draw=draw))
+        return self._context.run(replace(call, draw=draw, reset=reset))
 
 
 class CompileModel:
@@ -194,13 +197,15 @@ class MeasureSpeedup:
         *,
         min_speedup: float | Mapping[int, float] | None = None,
         max_slowdown: float | None = None,
+        reset: Callable[[], object] | None = None,
     ) -> GraphReport:
         """Measure the graphs against eager and gate them; graphs that nobody checked are checked first.
 
-        Raises :class:`~pytest_cudagraph.errors.GraphTestFailure` by the gate that is missed.
+        ``reset`` is that of :meth:`Cudagraph.__call__`. Raises
+        :class:`~pytest_cudagraph.errors.GraphTestFailure` by the gate that is missed.
         """
         __tracebackhide__ = True
-        return self._context.measure(graphs, min_speedup=min_speedup, max_slowdown=max_slowdown)
+        return self._context.measure(graphs, min_speedup=min_speedup, max_slowdown=max_slowdown, reset=reset)
 
 
 class PerfMonitorFixture:

@@ -71,6 +71,8 @@ class ModelCall:
     batch_dim: Any = 0
     draw: Any = None
     """Gives new inputs for audit and check: a function of a generator, or several examples."""
+    reset: Any = None
+    """What brings the state back in place before each measured call. None: its values are copied."""
     settings: CallSettings = field(default_factory=CallSettings)
 
 
