@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -10,8 +10,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from pytest_cudagraph import pytree
 from pytest_cudagraph.errors import CudagraphError, InputError
-from pytest_cudagraph.pytree import Structure, flatten, map_tensors, paths, unflatten
+from pytest_cudagraph.pytree import LEAF, Structure, flatten, map_tensors, paths, unflatten
 from pytest_cudagraph.values import Receipt
+
+_is_inference = torch.is_inference_mode_enabled
 
 
 def poison(tensor: torch.Tensor) -> None:
@@ -79,6 +81,9 @@ class StaticInputs:
             if isinstance(leaf, torch.Tensor)
         ]
         self._groups = _by_dtype(self._buffers)
+        positional, named = self._structure.children
+        self._is_flat = all(child is LEAF for child in (*positional.children, *named.children))
+        self._count, self._names = len(args), tuple(named.context[0]) if kwargs else ()
         self.args: tuple[Any, ...]
         self.kwargs: dict[str, Any]
         self.args, self.kwargs = unflatten(self._structure, leaves)
@@ -105,23 +110,41 @@ class StaticInputs:
         plain argument that differs from the captured one. No buffer is changed then.
         """
         __tracebackhide__ = True
-        leaves, structure = flatten((args, kwargs))
-        if structure != self._structure:
-            raise InputError(_structure_text(self._structure, structure))
-        for at, captured in self._plain:
-            if leaves[at] is not captured and not _is_equal(leaves[at], captured):
-                raise InputError(self._plain_text(at, captured, leaves[at]))
-        for buffer in self._buffers:
-            if not _fits(buffer, leaves[buffer.position]):
-                raise InputError(self._tensor_text(buffer, leaves[buffer.position]))
-        if torch.is_inference_mode_enabled():
+        leaves = self._in_order(args, kwargs)
+        if leaves is None or self._misfit(leaves):
+            leaves, structure = flatten((args, kwargs))
+            if structure != self._structure:
+                raise InputError(_structure_text(self._structure, structure))
+            if misfit := self._misfit(leaves):
+                raise InputError(misfit)
+        if _is_inference():
             self._copy(leaves)
         else:
             # Otherwise a source that requires grad would add the buffer to an autograd graph.
             with torch.no_grad():
                 self._copy(leaves)
 
-    def _copy(self, leaves: list[Any]) -> None:
+    def _in_order(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Sequence[Any] | None:
+        """The leaves of a call without containers. To flatten them would take half of a small replay."""
+        if not self._is_flat or len(args) != self._count or len(kwargs) != len(self._names):
+            return None
+        if not kwargs:
+            return args
+        if not all(name in kwargs for name in self._names):
+            return None
+        return (*args, *[kwargs[name] for name in self._names])
+
+    def _misfit(self, leaves: Sequence[Any]) -> str:
+        """The error for the first leaf that is not as captured; empty if all are."""
+        for at, captured in self._plain:
+            if leaves[at] is not captured and not _is_equal(leaves[at], captured):
+                return self._plain_text(at, captured, leaves[at])
+        for buffer in self._buffers:
+            if not _fits(buffer, leaves[buffer[0]]):
+                return self._tensor_text(buffer, leaves[buffer[0]])
+        return ""
+
+    def _copy(self, leaves: Sequence[Any]) -> None:
         for targets, positions in self._groups:
             if len(targets) == 1:
                 targets[0].copy_(leaves[positions[0]])
@@ -191,12 +214,13 @@ def _by_dtype(buffers: list[_Buffer]) -> list[tuple[list[torch.Tensor], list[int
 
 
 def _fits(buffer: _Buffer, given: Any) -> bool:
+    _, shape, dtype, device, _ = buffer
     return (
         # This runs at every replay, and isinstance of a tensor calls Python code of torch.
         (type(given) is torch.Tensor or isinstance(given, torch.Tensor))
-        and given.shape == buffer.shape
-        and given.dtype is buffer.dtype
-        and given.device == buffer.device
+        and given.shape == shape
+        and given.dtype is dtype
+        and given.device == device
     )
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from pytest_cudagraph.backends.buffers import check_output
+from pytest_cudagraph.backends.buffers import StaticInputs, check_output
 from pytest_cudagraph.backends.capture_mode import capturing, hidden_from_compiler, uncached_autocast
-from pytest_cudagraph.backends.cpu.graph import CpuGraph, CpuInputs, LastReplayed
+from pytest_cudagraph.backends.cpu.graph import CpuGraph, LastReplayed
 from pytest_cudagraph.backends.cpu.recording import OperationRecorder, SeenMemory, record
 from pytest_cudagraph.backends.cpu.tape import OpaqueCall, Tape
 from pytest_cudagraph.backends.generators import GeneratorStates, generators_of, set_states, states_of
@@ -118,7 +118,7 @@ class CpuPool:
         Raises :class:`~pytest_cudagraph.errors.CaptureRefusal`, and
         :class:`~pytest_cudagraph.errors.InputError` for an output that a graph cannot return.
         """
-        inputs = CpuInputs(args, kwargs)
+        inputs = StaticInputs(args, kwargs)
         with torch.inference_mode(), uncached_autocast(), capturing():
             seen = None
             for call in range(_WARMUPS):
@@ -129,7 +129,7 @@ class CpuPool:
                     tensors = check_output(model(*static_args, **static_kwargs))
                 if seen is not None:
                     seen.see(tensors)
-                inputs.load(args, kwargs)  # a model may have written to its inputs
+                inputs.copy_in(args, kwargs)  # a model may have written to its inputs
                 rewind()
             started_ns = time.perf_counter_ns()
             tape, output = record(model, *inputs.arguments(), seen)
@@ -151,7 +151,7 @@ class CpuPool:
         self.close()
 
 
-def _receipt(tape: Tape, inputs: CpuInputs, batch_size: int, capture_ns: int) -> Receipt:
+def _receipt(tape: Tape, inputs: StaticInputs, batch_size: int, capture_ns: int) -> Receipt:
     return Receipt(
         batch_size=batch_size,
         operations=tape.operations,

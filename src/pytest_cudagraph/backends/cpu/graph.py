@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -21,51 +21,6 @@ from pytest_cudagraph.backends.cpu.tape import Tape
 from pytest_cudagraph.errors import CudagraphError
 from pytest_cudagraph.gc_pause import gc_paused
 from pytest_cudagraph.values import Receipt, Site
-
-# These types compare by value. All other arguments take the general path.
-_PLAIN = (type(None), bool, int, str, torch.dtype)
-
-
-class CpuInputs(StaticInputs):
-    """Static inputs with a fast path: for a small model, flattening the arguments takes half a replay."""
-
-    def __init__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        super().__init__(args, kwargs)
-        self._count, self._names = len(args), tuple(kwargs)
-        values = [*self.args, *(self.kwargs[name] for name in self._names)]
-        self._is_flat = all(isinstance(value, torch.Tensor) or type(value) in _PLAIN for value in values)
-        self._targets = [
-            (i, v, v.shape, v.dtype, v.device) for i, v in enumerate(values) if isinstance(v, torch.Tensor)
-        ]
-        self._baked = [(i, v) for i, v in enumerate(values) if not isinstance(v, torch.Tensor)]
-
-    def load(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """As :meth:`copy_in`. Call it in inference mode only."""
-        values = self._in_order(args, kwargs)
-        if values is None or not self._fit(values):
-            __tracebackhide__ = True
-            self.copy_in(args, kwargs)  # raises the error for arguments that do not fit
-            return
-        for at, target, *_ in self._targets:
-            target.copy_(values[at])
-
-    def _in_order(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...] | None:
-        if not self._is_flat or len(args) != self._count or len(kwargs) != len(self._names):
-            return None
-        if not kwargs:
-            return args
-        if not all(name in kwargs for name in self._names):
-            return None
-        return (*args, *[kwargs[name] for name in self._names])
-
-    def _fit(self, values: tuple[Any, ...]) -> bool:
-        for at, _, shape, dtype, device in self._targets:
-            given = values[at]
-            if not isinstance(given, torch.Tensor):
-                return False
-            if given.shape != shape or given.dtype is not dtype or given.device != device:
-                return False
-        return all(type(values[at]) is type(baked) and values[at] == baked for at, baked in self._baked)
 
 
 @dataclass(slots=True)
@@ -86,11 +41,11 @@ class CpuGraph(BufferedGraph):
     layout. Here a replay always overwrites the outputs of the graph that replayed last.
     """
 
-    def __init__(self, *, tape: Tape, last: LastReplayed, inputs: CpuInputs, output: Any, receipt: Receipt) -> None:
+    def __init__(self, *, tape: Tape, last: LastReplayed, inputs: StaticInputs, output: Any, receipt: Receipt) -> None:
         super().__init__(output, receipt)
         self._steps, self._opaque = tape.steps, tape.opaque
         self._borrowed = tape.borrowed
-        self._inputs: CpuInputs | None = inputs
+        self._inputs: StaticInputs | None = inputs
         self._owned = tape.storages.made_among(pytree.tensors_in(output))
         self._last = last
         self._is_verified = False
@@ -103,10 +58,10 @@ class CpuGraph(BufferedGraph):
             raise self._closed_error()
         # As at capture: inference mode, and no autocast, which the caller may have turned on since.
         if _is_inference() and not _is_autocast():
-            inputs.load(args, kwargs)
+            inputs.copy_in(args, kwargs)
             return self._run()
         with torch._C._InferenceMode(True), torch._C._DisableAutocast():
-            inputs.load(args, kwargs)
+            inputs.copy_in(args, kwargs)
             return self._run()
 
     def replay(self) -> Any:

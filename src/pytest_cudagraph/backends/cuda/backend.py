@@ -87,8 +87,10 @@ class CudaBackend:
 
     def order_after(self, earlier: Any) -> Any:
         """The current stream. It waits for the stream ``earlier`` if that is another one."""
+        if earlier is not None and self._gpu.is_current(earlier):
+            return earlier
         stream = self._gpu.current_stream()
-        if earlier is not None and earlier != stream:
+        if earlier is not None:
             stream.wait_stream(earlier)
         return stream
 

@@ -93,6 +93,12 @@ class Gpu:
         """The current stream of this thread."""
         return self.cuda.current_stream(self.index)
 
+    def is_current(self, stream: Any) -> bool:
+        """Whether a stream is the current one of this thread. Takes a tenth of the time of :meth:`current_stream`."""
+        if self.cuda is not torch.cuda:
+            return bool(stream == self.current_stream())
+        return bool(stream.cuda_stream == torch._C._cuda_getCurrentRawStream(self.index))
+
     def synchronize(self) -> None:
         """Wait for all work of this GPU. Raises the error of earlier work."""
         with self.capture_lock:
