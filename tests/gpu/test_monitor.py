@@ -9,7 +9,7 @@ import pynvml
 import pytest
 import torch
 
-from pytest_cudagraph import device
+from pytest_cudagraph import CallMonitor, GraphRunner, device
 from pytest_cudagraph.monitor import PerfMonitor
 
 
@@ -137,3 +137,16 @@ def test_clocks_and_limits_that_were_set_are_described(answering):
         found, lines = device.describe("cuda"), watched().lines()
     assert (found.clocks, found.power_limit_w) == ("application clock 800 MHz", 400)
     assert "  power limit 400 W; by default 500 W" in lines
+
+
+def test_recorded_calls_wait_for_the_gpu_on_request_and_the_sampler_reads_it():
+    monitor = CallMonitor()
+    model, x = torch.nn.Linear(8, 8).cuda().eval(), torch.randn(2, 8, device="cuda")
+    with monitor.sampling(every_s=60), GraphRunner(model, x, batch_sizes=(2,)) as run:
+        with monitor.measure("decode", synchronize=True):
+            run(x)
+            done = torch.cuda.current_stream().record_event()
+        assert done.query()
+    assert monitor.records()[0].is_synchronized
+    assert monitor.summary()["decode"].graph_hit_ratio == 1.0
+    assert "cudagraph_gpu_power_watts" in monitor.openmetrics()

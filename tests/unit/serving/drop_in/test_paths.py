@@ -289,7 +289,7 @@ def test_an_error_of_the_optimised_path_is_answered_by_the_model(model, eager, m
 @pytest.mark.parametrize(
     ("example", "options", "note"),
     [
-        ((3,), {}, "not captured: the example inputs hold no tensor (found: int), but a graph needs at least one"),
+        ((3,), {}, "not captured: example inputs without a batch dimension run as they are, at one batch size"),
         ((torch.ones(2, 3, device="meta"),), {}, "not captured: there is no device 'meta'"),
         ((torch.ones(()),), {}, "not captured: args[0] has no dimensions, so it has no batch dimension 0"),
     ],
