@@ -45,7 +45,8 @@ class GraphRunner:
     buffers, which the next call overwrites. With ``strict``, a refused capture raises
     :class:`~pytest_cudagraph.errors.CaptureRefusal` instead of running eager, and so does a call that would capture
     again because the model has changed. With ``check_rows``, a model whose rows depend on each other is never padded.
-    ``backend`` replaces ``device``, for tests and other kinds of devices. Raises
+    By default calls are padded unless a pad row would change the model's state, with ``pad=True`` also then, and with
+    ``pad=False`` never. ``backend`` replaces ``device``, for tests and other kinds of devices. Raises
     :class:`~pytest_cudagraph.errors.InputError` for unusable arguments,
     :class:`~pytest_cudagraph.errors.DeviceUnavailable`, and what the model raises.
     """
@@ -63,15 +64,18 @@ class GraphRunner:
         clone_outputs: bool = True,
         strict: bool = False,
         check_rows: bool = True,
+        pad: bool | None = None,
         backend: Backend | None = None,
     ) -> None:
         flags = {"clone_outputs": clone_outputs, "strict": strict, "check_rows": check_rows}
         _check_options(model, kwargs, capture, flags)
+        if pad is not None and not isinstance(pad, bool):
+            raise InputError(f"pad is True, False or None; found {pad!r}")
         check_max_graphs(max_graphs)
         example = Example(args=example_inputs, kwargs=dict(kwargs or {}))
         self._backend = backend or open_backend_for(device, example)
         self._model, self._clones, self._is_open = model, clone_outputs, True
-        self._check_rows, self._captures_now = check_rows, capture == "now"
+        self._check_rows, self._pad, self._captures_now = check_rows, pad, capture == "now"
         self._device_type = torch.device(self._backend.device).type
         self._autocast = autocast_dtype(self._device_type)
         self._tally, self._lock, self._launched = Tally(), threading.RLock(), None
@@ -170,7 +174,7 @@ class GraphRunner:
         inputs.check_device(example, self._backend.device)
         setup = RunnerSetup(
             model=self._model, example=inputs.clone(example), batch_dim=batch_dim, backend=self._backend,
-            check_rows=self._check_rows,
+            check_rows=self._check_rows, pad=self._pad,
         )  # fmt: skip
         form = FormGraphs(setup, batch_sizes)
         with self._lock:
@@ -188,6 +192,8 @@ class GraphRunner:
         if isinstance(rows, NoGraphReason):
             return self._eager(rows, args, kwargs)
         size = form.size_for[rows]
+        if rows != size and self._pad is False:
+            return self._eager(NoGraphReason.PADDING_OFF, args, kwargs)
         graph, tally = self._graphs.at(form, size), self._tally
         if graph is None:
             return self._eager(NoGraphReason.REFUSED, args, kwargs)

@@ -146,7 +146,7 @@ class GraphSet:
             graph = self._pool.capture(setup.model, *given, batch_size=size, rewind=undo.rewind)
         kept = undo.kept
         _refuse_to_write(form, undo, graph)
-        if form.cut is None and size > 1 and form.call.has_rows:
+        if form.cut is None and size > 1 and form.call.has_rows and setup.pad is not False:
             form.cut = learn_cut(setup, undo, size)
         undo.assert_unchanged()
         form.open[size], form.kept[size] = graph, kept

@@ -32,6 +32,8 @@ class RunnerSetup:
     batch_dim: Any
     backend: Backend
     check_rows: bool
+    pad: bool | None
+    """Whether calls are padded. None: unless that would change the model's state."""
 
     def example_at(self, rows: int) -> Example:
         """A copy of the example with this number of rows."""
@@ -44,15 +46,18 @@ def learn_cut(setup: RunnerSetup, undo: Undo, rows: int) -> Cut | NoCut:
     calls = _Calls(setup, undo)
     whole, shorter = setup.example_at(rows), setup.example_at(rows - 1)
     cut = find_cut(calls, whole, shorter, rows)
-    if not setup.check_rows or not isinstance(cut, Cut):
+    if not isinstance(cut, Cut):
         return cut
-    output = calls(whole)
-    why = _depends_on_row_count(calls, cut, output, shorter, rows) or _depends_on_rows(calls, cut, output, whole, rows)
-    if why:
-        return NoCut(why, NoGraphReason.MIXED_ROWS)
-    trials = [(fewer, _padded(setup, fewer, rows)) for fewer in (inputs.fresh(shorter, _SEED), shorter)]
-    if why := _state_changed_by_padding(calls, trials):
-        return NoCut(why, NoGraphReason.PADDED_STATE)
+    if setup.check_rows:
+        output = calls(whole)
+        why = _depends_on_row_count(calls, cut, output, shorter, rows)
+        why = why or _depends_on_rows(calls, cut, output, whole, rows)
+        if why:
+            return NoCut(why, NoGraphReason.MIXED_ROWS)
+    if setup.pad is None:
+        trials = [(fewer, _padded(setup, fewer, rows)) for fewer in (inputs.fresh(shorter, _SEED), shorter)]
+        if why := _state_changed_by_padding(calls, trials):
+            return NoCut(why, NoGraphReason.PADDED_STATE)
     return cut
 
 
@@ -148,23 +153,28 @@ def _depends_on_rows(calls: _Calls, cut: Cut, output: Any, whole: Example, rows:
 
 
 def _state_changed_by_padding(calls: _Calls, trials: Iterable[tuple[Example, Example]]) -> str:
-    """A message if padding would change the state that a call writes, else empty, also if the model raises.
+    """A message if padding would change the state that a call writes, else empty.
 
     ``trials`` are rows, and the same rows padded. The first trial that the model accepts decides. A pad row repeats the
     last row. So a repeated write to the same place leaves the same state. A count, a sum or a separate row does not.
-    States agree to half of the dtype's digits, like outputs.
+    States agree to half of the dtype's digits, like outputs. If the model writes and accepts no trial, that is the
+    message.
     """
+    not_tried = ""
     for rows, with_padding in trials:
         alone = calls.written(rows)
         among = alone and calls.written(with_padding)
-        if alone is None or among is None:
+        if alone is None:
+            continue
+        if among is None:
+            not_tried = f"a call writes to {next(iter(alone))}, and with a pad row the model raises"
             continue
         for name in {**alone, **among}:
             one, other = alone.get(name), among.get(name)
             if one is None or other is None or _gap(one, other) > _half_of_the_digits(one):
                 return f"a pad row would change what a call writes to {name}"
         return ""
-    return ""
+    return not_tried
 
 
 def _padded(setup: RunnerSetup, shorter: Example, rows: int) -> Example:

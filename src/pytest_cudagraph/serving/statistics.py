@@ -22,6 +22,7 @@ class NoGraphReason(str, Enum):
     NOT_PADDED = "outputs cannot be cut"
     MIXED_ROWS = "rows depend on each other"
     PADDED_STATE = "padding would change state"
+    PADDING_OFF = "padding is switched off"
     GRAPHS_OFF = "graphs are switched off"
     NO_GRAPHS = "the graphs could not be made"
     RAISED = "the optimised path raised"

@@ -90,11 +90,12 @@ def served_and_eager(model, run, xs):
     return found, expected
 
 
+@pytest.mark.parametrize("options", [{}, {"check_rows": False}], ids=["checked", "trusted"])
 @pytest.mark.parametrize("example", [torch.randn, torch.zeros])
 @pytest.mark.parametrize("write", [first_rows, total, counted])
-def test_a_model_whose_state_a_pad_row_would_change_is_not_padded(write, example):
+def test_a_model_whose_state_a_pad_row_would_change_is_not_padded(write, example, options):
     model = Writes(write).eval()
-    run = runner(model, example(1, 3))
+    run = runner(model, example(1, 3), **options)
     torch.testing.assert_close(*served_and_eager(model, run, calls(4, 3, 4, 2, 3)))
     assert run.statistics.eager == {"padding would change state": 2}
     assert run.statistics.not_padded == "a pad row would change what a call writes to cache"
@@ -120,10 +121,57 @@ def test_a_model_that_takes_no_new_values_is_tried_with_its_own():
     assert run.statistics.eager == {"padding would change state": 1}
 
 
-def test_rows_that_are_trusted_are_padded_whatever_they_write():
-    run = runner(Writes(total).eval(), torch.randn(1, 3), check_rows=False)
+class Decoder(nn.Module):
+    """Appends tokens of dimension 1 to a cache with some places."""
+
+    def __init__(self, places):
+        super().__init__()
+        self.register_buffer("cache", torch.zeros(1, places))
+        self.register_buffer("position", torch.zeros(1, dtype=torch.long))
+
+    def forward(self, tokens):
+        self.cache.index_copy_(1, self.position + torch.arange(tokens.shape[1], device=tokens.device), tokens)
+        self.position += tokens.shape[1]
+        return tokens * 2
+
+
+def decoder(places=64, **options):
+    return runner(Decoder(places), torch.ones(1, 5), batch_dim=1, batch_sizes=(1, 5), check_rows=False, **options)
+
+
+def test_a_pad_token_does_not_move_the_position_of_a_decoder_whose_rows_are_trusted():
+    run = decoder()
+    for length in (3, 1, 4):
+        run(torch.ones(1, length))
+    assert run.statistics.eager == {"padding would change state": 2}
+    assert run._model.position == 8
+
+
+def test_a_call_that_is_told_to_pad_is_padded_whatever_it_writes():
+    run = decoder(pad=True)
+    run(torch.ones(1, 3))
+    assert (run.statistics.padded, run._model.position) == (1, 5)
+
+
+@pytest.mark.parametrize("capture", ["now", "lazy"])
+def test_without_padding_only_captured_sizes_are_served_and_nothing_is_tried(capture):
+    run = decoder(pad=False, capture=capture)
+    for length in (3, 5, 1):
+        run(torch.ones(1, length))
+    assert run.statistics.eager == {"padding is switched off": 1}
+    assert (run.statistics.hits, run.statistics.padded, run._model.position) == (2, 0, 9)
+
+
+def test_a_pad_row_that_cannot_be_tried_is_not_risked():
+    def distinct(cache, x):
+        if not is_capturing() and len(x) == 4 and x[2].eq(x[3]).all():
+            raise ValueError("no row twice")
+        return total(cache, x)
+
+    run = runner(Writes(distinct).eval(), torch.randn(4, 3))
     run(torch.randn(3, 3))
-    assert run.statistics.padded == 1
+    assert run.statistics.eager == {"padding would change state": 1}
+    assert run.statistics.not_padded == "a call writes to cache, and with a pad row the model raises"
 
 
 def test_learning_of_state_leaves_it_as_it_was():
@@ -250,6 +298,7 @@ def test_the_drop_in_compiler_gives_eagers_answers_and_state_of_both_kinds():
         ({"clone_outputs": "no"}, "clone_outputs is True or False; found 'no'"),
         ({"strict": 1}, "strict is True or False; found 1"),
         ({"check_rows": None}, "check_rows is True or False; found None"),
+        ({"pad": 1}, "pad is True, False or None; found 1"),
     ],
 )
 def test_an_option_of_another_type_is_refused_by_name(options, message):
