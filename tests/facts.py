@@ -9,6 +9,9 @@ from pytest_cudagraph.values import (
     Agreement,
     BatchReport,
     DeviceInfo,
+    Generation,
+    GenerationReceipt,
+    GenerationTimes,
     GraphReport,
     Interval,
     Judgement,
@@ -17,6 +20,7 @@ from pytest_cudagraph.values import (
     SavedBatch,
     Session,
     Timing,
+    TokenAgreement,
     Verdict,
 )
 
@@ -100,6 +104,22 @@ def batch(batch_size: int = 8, *judgements: Judgement, **rest) -> BatchReport:
         "timing": timing(),
     }
     return BatchReport(batch_size=batch_size, **facts | rest)
+
+
+def generation(**rest) -> Generation:
+    times = GenerationTimes(
+        generations=5, ttft=latency(900.0), itl=latency(60.0), itl_p99_ns=75_000.0, tpot_ns=61_000.0,
+        tokens_per_second=120_000.0,
+    )  # fmt: skip
+    facts = {
+        "batch_size": 8,
+        "prompt_length": 16,
+        "output_length": 32,
+        "receipt": GenerationReceipt(steps=31, replays=31, padded_rows=1),
+        "tokens": TokenAgreement(compared=256, same_shapes=False, ties=2, largest_difference=1e-5, tolerance=2e-5),
+        "times": times,
+    }
+    return Generation(**facts | rest)
 
 
 def report(name: str = "tests/test_a.py::test_a", *batches: BatchReport, **rest) -> GraphReport:

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
         SlowerThanBase,
         SlowerThanBaseline,
         SpeedupTooLow,
+        StepNotReplayed,
+        TokenMismatch,
         TooManyKernels,
     )
     from pytest_cudagraph.gate import judge_speedup
@@ -93,7 +95,9 @@ __all__ = [
     "SlowerThanBaseline",
     "SpeedupTooLow",
     "StaticDecoder",
+    "StepNotReplayed",
     "Timing",
+    "TokenMismatch",
     "TooManyKernels",
     "Verdict",
     "compile_model",

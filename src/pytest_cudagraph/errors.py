@@ -13,6 +13,8 @@
     ├── SlowerThanBase                    the latency gate against another revision (--cudagraph-base)
     ├── TooManyKernels                    the structure gate
     ├── ExpectationMissed                 calls of a monitor miss a limit of ``expect``
+    ├── StepNotReplayed                   a decode step ran without its graph
+    ├── TokenMismatch                     generated tokens differ from eager
     └── NotProven                         inconclusive or not judged, with --cudagraph-strict
     CudagraphError (Exception)            wrong use, or a problem of the machine
     ├── InputError                        unusable example inputs
@@ -143,6 +145,14 @@ class ExpectationMissed(GraphTestFailure):
     """The calls that a monitor recorded miss a limit of ``expect``."""
 
 
+class StepNotReplayed(GraphTestFailure):
+    """A decode step of a generation ran without its graph."""
+
+
+class TokenMismatch(GraphTestFailure):
+    """Tokens that captured steps generate differ from eager's. No timing is shown or saved."""
+
+
 class NotProven(GraphTestFailure):
     """Nothing failed, but nothing is proved, and ``--cudagraph-strict`` requires proof."""
 
@@ -171,7 +181,8 @@ for _public in (
     CudagraphError, InputError, DeviceUnavailable, BaselineError, RevisionError,
     CaptureRefusal, CompileTimeout, DeadTensorError,
     GraphTestFailure, EagerFailed, AuditFailed, CompileFailed, CaptureFailed, ReplayMismatch,
-    SpeedupTooLow, SlowerThanBaseline, SlowerThanBase, TooManyKernels, ExpectationMissed, NotProven,
+    SpeedupTooLow, SlowerThanBaseline, SlowerThanBase, TooManyKernels, ExpectationMissed, StepNotReplayed,
+    TokenMismatch, NotProven,
     InconclusiveWarning, FineGateWarning,
 ):  # fmt: skip
     _public.__module__ = "pytest_cudagraph"

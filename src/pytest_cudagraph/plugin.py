@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from pytest_cudagraph.session import lifecycle, worker_results
+from pytest_cudagraph.session.decoding import decode_engine
 from pytest_cudagraph.session.fixtures import (
     assert_replay_close,
     capture_graphs,
@@ -16,7 +17,7 @@ from pytest_cudagraph.session.fixtures import (
     measure_speedup,
     perf_monitor,
 )
-from pytest_cudagraph.settings.marks import MARK_HELP
+from pytest_cudagraph.settings.marks import DECODE_MARK_HELP, MARK_HELP
 from pytest_cudagraph.settings.options import add_options
 
 # pytest finds fixtures among the names of a plugin module.
@@ -25,6 +26,7 @@ __all__ = [
     "capture_graphs",
     "compile_model",
     "cudagraph",
+    "decode_engine",
     "measure_speedup",
     "perf_monitor",
 ]
@@ -35,7 +37,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", MARK_HELP)
+    for text in (MARK_HELP, DECODE_MARK_HELP):
+        config.addinivalue_line("markers", text)
     lifecycle.begin(config)
 
 

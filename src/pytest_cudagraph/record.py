@@ -185,7 +185,11 @@ def _refusal(report: GraphReport, batch: BatchReport) -> str:
         return blocking.reason if words in blocking.reason else f"{words}: {blocking.reason}"
     if not batch.judgements:
         return "nothing was judged"
-    facts = {"replay was not checked": batch.agreement, "it was not timed": batch.timing, "no device": report.device}
+    facts = {
+        "replay was not checked": batch.agreement or batch.generation,
+        "it was not timed": batch.timing,
+        "no device": report.device,
+    }
     return next((reason for reason, fact in facts.items() if fact is None), "")
 
 

@@ -29,6 +29,10 @@ INTERNAL = {"min_source", "update_option", "extended", "inner_calls"}
         values.Timing,
         values.Latency,
         values.Judgement,
+        values.Generation,
+        values.GenerationReceipt,
+        values.GenerationTimes,
+        values.TokenAgreement,
         values.Finding,
     ],
 )

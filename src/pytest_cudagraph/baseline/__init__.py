@@ -12,7 +12,7 @@ from pytest_cudagraph.baseline.history import (
     latency_change,
     session_of,
 )
-from pytest_cudagraph.baseline.names import Key, normal_name, slug
+from pytest_cudagraph.baseline.names import Key, is_part_of, normal_name, parametrized, slug
 from pytest_cudagraph.baseline.schema import SCHEMA, Content, parse
 from pytest_cudagraph.baseline.store import JsonStore, read, remove_from
 from pytest_cudagraph.baseline.text import text_of
@@ -30,8 +30,10 @@ __all__ = [
     "continued",
     "history",
     "is_continued",
+    "is_part_of",
     "latency_change",
     "normal_name",
+    "parametrized",
     "parse",
     "read",
     "remove_from",

@@ -4,6 +4,7 @@ A judgement is one sentence (found, allowed), its evidence and its remedy. The r
 device: the sentences here follow after "batch 8:".
 """
 
+from pytest_cudagraph.gate.generation import judge_steps, judge_tokens
 from pytest_cudagraph.gate.latency import change_interval_text, judge_baseline, replaced_text, sessions_text
 from pytest_cudagraph.gate.outcomes import judge_agreement, judge_capture, judge_compile_failure, judge_finding, refused
 from pytest_cudagraph.gate.speedup import judge_speedup
@@ -17,7 +18,9 @@ __all__ = [
     "judge_compile_failure",
     "judge_finding",
     "judge_speedup",
+    "judge_steps",
     "judge_structure",
+    "judge_tokens",
     "refused",
     "replaced_text",
     "sessions_text",

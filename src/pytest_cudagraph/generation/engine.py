@@ -17,9 +17,6 @@ from pytest_cudagraph.generation.decoder import Decoder, check_decoder
 from pytest_cudagraph.protocols import Backend, CapturedGraph
 from pytest_cudagraph.values import GenerationReceipt, Receipt
 
-_WARM_UPS = 3
-"""Calls before a capture. Each appends its tokens to the cache."""
-
 
 class Step(NamedTuple):
     """The result of one call of the decoder for tokens (rows, n)."""
@@ -54,10 +51,13 @@ class DecodeEngine:
     than the largest graph run eagerly, which the receipt counts. One generation at a time: they share the cache.
     """
 
-    def __init__(self, decoder: Decoder, batch_sizes: Sequence[int], *, backend: Backend | None = None) -> None:
+    def __init__(
+        self, decoder: Decoder, batch_sizes: Sequence[int], *, backend: Backend | None = None, capture: bool = True
+    ) -> None:
         """Check the decoder, then capture its decode step, the largest batch first.
 
-        ``backend`` is by default CUDA for a decoder with a tensor on a GPU, else the CPU twin.
+        ``backend`` is by default CUDA for a decoder with a tensor on a GPU, else the CPU twin. Without
+        ``capture`` every step runs eagerly.
 
         Raises :class:`~pytest_cudagraph.errors.InputError` for a decoder that does not keep its interface, and
         :class:`~pytest_cudagraph.errors.CaptureRefusal`.
@@ -68,21 +68,23 @@ class DecodeEngine:
         for size in sorted(batch_sizes, reverse=True):
             facts = check_decoder(decoder, self._backend, size)
             self.vocabulary, self.dtype = facts.vocabulary, facts.dtype
-        for size in sorted(batch_sizes, reverse=True):
+        for size in sorted(batch_sizes, reverse=True) if capture else ():
             self.capture(size, 1)
+
+    @property
+    def device(self) -> str:
+        """``cuda:0`` or ``cpu``."""
+        return self._backend.device
 
     def capture(self, batch_size: int, width: int) -> Receipt:
         """Capture calls of ``width`` tokens: 1 is a decode step. The decoder is reset."""
-        if (_WARM_UPS + 1) * width > self.decoder.length:
-            raise InputError(
-                f"a capture calls the decoder {_WARM_UPS + 1} times; {width} tokens each do not fit into its length "
-                f"of {self.decoder.length}"
-            )
+        if width > self.decoder.length:
+            raise InputError(f"the decoder holds {self.decoder.length} tokens; found a call of {width}")
         call = functools.partial(call_decoder, self.decoder)
         with self._backend.running():
             self.decoder.reset()
             tokens = torch.zeros(batch_size, width, dtype=torch.int64, device=self._backend.device)
-            graph = self._pool.capture(call, (tokens,), {}, batch_size=batch_size)
+            graph = self._pool.capture(call, (tokens,), {}, batch_size=batch_size, rewind=self.decoder.reset)
             self.decoder.reset()
         self._graphs[batch_size, width] = graph
         return graph.receipt
@@ -175,7 +177,7 @@ class DecodeEngine:
     def _receipt(self, steps: int, replays: int, rows: int) -> GenerationReceipt:
         reasons = {}
         if replays < steps:
-            largest = max(size for size, width in self._graphs if width == 1)
+            largest = max((size for size, width in self._graphs if width == 1), default=0)
             beyond = f"batch {rows} is beyond the largest graph ({largest})"
             reasons[beyond if rows > largest else "its graph was not replayed"] = steps - replays
         padded_rows = self.rows_of_graph(rows) - rows

@@ -86,6 +86,36 @@ def time_batch(
 
     Blocks in which the device was throttled or shared are discarded and measured again within the budget.
     """
+    with state_restored(model, device_context) as before, device_context.backend.running():
+        arguments = CallArguments(model.examples[request.batch_size])
+        _check_reset(model, request.batch_size, device_context.backend, request.seed)
+        prepare = _preparation(model, before, arguments)
+        budget = ArmsBudget(min_speedup=request.min_speedup, budget_ns=request.budget_ns, seed=request.seed)
+
+        def show(line: str) -> None:
+            progress(f"measure batch {request.batch_size}, {line}")
+
+        timing = time_arms(_arms(request, model, arguments), budget, prepare, device_context, show)
+        return replace(timing, busy_ns=_busy_ns(request.graph, timing, prepare))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArmsBudget:
+    """What a measurement is to decide, and how long it may take."""
+
+    min_speedup: float
+    budget_ns: float
+    seed: int
+
+
+def time_arms(
+    arms: measure.Arms,
+    budget: ArmsBudget,
+    prepare: Callable[[], object] | None,
+    device_context: DeviceContext,
+    progress: ShowProgress,
+) -> Timing:
+    """Measure the arms on a device, with its monitor, its reference workload and its rule."""
     backend, reference = device_context.backend, device_context.reference
     readings = reference.readings() if reference else None
 
@@ -93,19 +123,15 @@ def time_batch(
         if readings is not None:
             readings.keep_up(spent_ns)
         of = f"{seconds_text(spent_ns)} of at most {seconds_text(bound_ns)}"
-        progress(f"measure batch {request.batch_size}, {of}")
+        progress(of)
 
-    monitor = PerfMonitor(waiting_processes=device_context.waiting_processes)
-    with state_restored(model, device_context) as before, backend.running(), monitor as watch:
-        arguments = CallArguments(model.examples[request.batch_size])
-        _check_reset(model, request.batch_size, backend, request.seed)
-        prepare = _preparation(model, before, arguments)
+    with PerfMonitor(waiting_processes=device_context.waiting_processes) as watch:
         timing = device_context.measure(
-            _arms(request, model, arguments),
+            arms,
             clock=device_context.clock,
-            rule=_rule(request, device_context),
-            bounds=measure.Bounds.of_budget(request.budget_ns),
-            seed=request.seed,
+            rule=_rule(budget, device_context),
+            bounds=measure.Bounds.of_budget(budget.budget_ns),
+            seed=budget.seed,
             synchronize=backend.synchronize,
             prepare=prepare,
             event_timer=backend.event_timer(),
@@ -115,8 +141,7 @@ def time_batch(
             # On a GPU the host waits by design.
             cpu_time_ns=device_context.clock.cpu_time_ns if backend.kind == "cpu" else None,
         )
-        busy_ns = _busy_ns(request.graph, timing, prepare)
-    return replace(timing, reference=readings.latency() if readings else None, busy_ns=busy_ns)
+    return replace(timing, reference=readings.latency() if readings else None)
 
 
 def _busy_ns(graph: CapturedGraph, timing: Timing, prepare: Callable[[], object] | None) -> float | None:
@@ -149,11 +174,11 @@ def _arms(request: TimingRequest, model: PreparedModel, arguments: CallArguments
     )
 
 
-def _rule(request: TimingRequest, device_context: DeviceContext) -> StoppingRule:
+def _rule(budget: ArmsBudget, device_context: DeviceContext) -> StoppingRule:
     # A budget shorter than the usual minimum could never decide.
-    min_time_ns = min(_MIN_TIME_NS, request.budget_ns / 4)
+    min_time_ns = min(_MIN_TIME_NS, budget.budget_ns / 4)
     if not device_context.why_not_judged:
-        return stats.EvidenceRule(request.min_speedup, min_time_ns=min_time_ns)
+        return stats.EvidenceRule(budget.min_speedup, min_time_ns=min_time_ns)
     return stats.FixedTimeRule(time_ns=min_time_ns)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from pytest_cudagraph.baseline import normal_name
 from pytest_cudagraph.foreign import printable
+from pytest_cudagraph.report.generations import generation_document, generation_properties
 from pytest_cudagraph.report.table import UNTIMED, Row
 from pytest_cudagraph.units import to_ns, to_seconds
 from pytest_cudagraph.values import (
@@ -73,6 +74,7 @@ def _properties(batch: BatchReport) -> list[tuple[str, str]]:
         found += [(f"speedup{suffix}", f"{value:.2f}") for suffix, value in _bounds(timing.speedup)]
         found += [("eager_seconds", f"{to_seconds(timing.eager.median_ns):.4g}")]
         found += [("replay_seconds", f"{to_seconds(timing.replay.median_ns):.4g}")]
+    found += generation_properties(batch)
     if batch.receipt is not None and batch.receipt.kernels is not None:
         found.append(("kernels", str(batch.receipt.kernels)))
     return found
@@ -202,6 +204,7 @@ def _batch(batch: BatchReport) -> dict[str, Any]:
         "check": _check(batch.agreement) if batch.agreement else None,
         "baseline": _baseline(batch.baseline),
         "base": _base(batch.base),
+        "generation": generation_document(batch.generation),
         "measure_seconds": _seconds(timing.measure_ns) if timing else None,
         "blocks": timing.blocks if timing else None,
         "seed": timing.seed if timing else None,

@@ -52,7 +52,7 @@ def min_line(least: Mapping[int, float], source: MinSource) -> str:
     argument = _min_text(least, source)
     if source.place == "argument":
         return f"min_speedup={argument} in the call: its argument overrides markers"
-    marker = f"@pytest.mark.graph_speedup(min={argument})"
+    marker = f"@pytest.mark.{source.marker}={argument})"
     return f"{marker} in place of the marker that asks for more" if source.place == "marker" else marker
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from pytest_cudagraph.foreign import printable
 from pytest_cudagraph.report.columns import MAX_WIDTH, Column, fits, grid
+from pytest_cudagraph.report.generations import generation_table
 from pytest_cudagraph.units import factor_text, latency_text, plural
 from pytest_cudagraph.values import (
     Agreement,
@@ -71,13 +72,14 @@ class Row:
 
 def table(reports: Iterable[GraphReport], width: int = MAX_WIDTH) -> list[str]:
     """The table of a run: one block per device, under a line that names the device."""
-    blocks: dict[str, list[Row]] = {}
+    blocks: dict[str, list[GraphReport]] = {}
     for report in reports:
         device = device_text(report.device) if report.device else "no device"
-        blocks.setdefault(device, []).extend(rows_of(report))
+        blocks.setdefault(device, []).append(report)
     lines: list[str] = []
-    for device, rows in blocks.items():
-        lines += [device, *render(_without_common_folder(rows), width)]
+    for device, own in blocks.items():
+        rows = [row for report in own for row in rows_of(report)]
+        lines += [device, *render(_without_common_folder(rows), width), *generation_table(own, width)]
     return lines
 
 

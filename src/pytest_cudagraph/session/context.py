@@ -21,6 +21,7 @@ from pytest_cudagraph.session.state_keys import BASE, CALL_LOCK, DEVICE_CONTEXTS
 from pytest_cudagraph.settings.case import CallSettings, Case, ModelCall, make_case
 
 if TYPE_CHECKING:
+    from pytest_cudagraph.base_revision.comparison import AgainstBase
     from pytest_cudagraph.pipeline import CompiledModel, DeviceContext, Graphs, ModelRun
     from pytest_cudagraph.settings.options import Settings
     from pytest_cudagraph.values import GraphReport
@@ -47,6 +48,11 @@ class FixtureContext:
         return exclusive_call(self._config.stash[CALL_LOCK])
 
     @property
+    def against_base(self) -> AgainstBase | None:
+        """What ``--cudagraph-base`` measured. None without it."""
+        return self._config.stash.get(BASE, None)
+
+    @property
     def nodeid(self) -> str:
         return str(self._request.node.nodeid)
 
@@ -63,6 +69,10 @@ class FixtureContext:
         self._names.add(case.name)
         self._own_entries(case)
         return case
+
+    def resolve(self, call: CallSettings) -> Case:
+        """The settings of a call that has no entry of its own."""
+        return make_case(self.nodeid, call, self._marks, self.settings)
 
     def _own_entries(self, case: Case) -> None:
         """Refuse two tests of one name: each would be compared with the other's entry and overwrite it."""
@@ -183,7 +193,7 @@ class FixtureContext:
         call = CallSettings(
             batch_sizes=case.batch_sizes, name=case.name, min_speedup=min_speedup, max_slowdown=max_slowdown
         )
-        found = make_case(self.nodeid, call, self._marks, self.settings)
+        found = self.resolve(call)
         return replace(
             case, min_speedup=found.min_speedup, max_slowdown=found.max_slowdown, min_source=found.min_source
         )
@@ -200,7 +210,7 @@ class FixtureContext:
             cache_folder=self.cache_folder,
             compile_timeout_s=self.settings.compile_timeout,
             progress=self.progress,
-            against_base=self._config.stash.get(BASE, None),
+            against_base=self.against_base,
         )
 
     def _run(self, model_run: ModelRun, *stages: Callable[[], None]) -> None:

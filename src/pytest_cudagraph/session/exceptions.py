@@ -108,6 +108,8 @@ _FAILURES: dict[str, type[errors.GraphTestFailure]] = {
     "baseline": errors.SlowerThanBaseline,
     "structure": errors.TooManyKernels,
     "base": errors.SlowerThanBase,
+    "steps": errors.StepNotReplayed,
+    "tokens": errors.TokenMismatch,
 }
 
 

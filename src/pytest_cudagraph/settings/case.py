@@ -8,13 +8,17 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pytest_cudagraph.errors import InputError
 from pytest_cudagraph.foreign import value_text
-from pytest_cudagraph.settings.marks import MARK_PARSERS, MarkSettings
+from pytest_cudagraph.settings.marks import DECODE_PARSERS, MARK_PARSERS, MarkSettings
 from pytest_cudagraph.settings.options import DeviceOption, Settings
-from pytest_cudagraph.settings.parsing import check_covered, min_speedups, name
+from pytest_cudagraph.settings.parsing import check_covered, name
 from pytest_cudagraph.values import MinSource
 
 if TYPE_CHECKING:
     from pytest_cudagraph.values import CompileMode
+
+
+_PROMPT_LENGTHS = (16,)
+_OUTPUT_LENGTHS = (32,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +37,10 @@ class Case:
     atol: float | None
     time_budget: float
     min_source: MinSource = field(default_factory=MinSource)
+    prompt_lengths: tuple[int, ...] = ()
+    output_lengths: tuple[int, ...] = ()
+    exact: bool = False
+    """Whether every generated token must be eager's, also where two tokens are as likely."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +54,9 @@ class CallSettings:
     rtol: Any = None
     atol: Any = None
     name: str | None = None
+    prompt_lengths: Any = None
+    output_lengths: Any = None
+    exact: Any = None
     has_rows: bool = True
     """False where the example runs as it is: ``batch_dim=None``, or a call without arguments."""
     compile_argument: str = "compile"
@@ -53,7 +64,7 @@ class CallSettings:
 
     def checked(self) -> CallSettings:
         """Parse every value; raises :class:`~pytest_cudagraph.errors.InputError`."""
-        parsers = {**MARK_PARSERS, "min_speedup": min_speedups, "name": name}
+        parsers = {**MARK_PARSERS, **DECODE_PARSERS, "name": name}
         parsed = {}
         for key in (each.name for each in fields(self) if each.name in parsers):
             shown = self.compile_argument if key == "compile" else key
@@ -115,6 +126,9 @@ def make_case(nodeid: str, call: CallSettings, mark: MarkSettings, settings: Set
         atol=_first(call.atol, mark.atol, None),
         time_budget=_first(mark.time_budget, settings.time_budget),
         min_source=_min_source(call, mark),
+        prompt_lengths=_first(call.prompt_lengths, mark.prompt_lengths, _PROMPT_LENGTHS),
+        output_lengths=_first(call.output_lengths, mark.output_lengths, _OUTPUT_LENGTHS),
+        exact=_first(call.exact, mark.exact, False),
     )
 
 

@@ -1,4 +1,7 @@
-"""The ``graph_speedup`` mark, parsed at collection. Errors name the node, the value and what is allowed."""
+"""The marks ``graph_speedup`` and ``decode``, parsed at collection.
+
+Errors name the node, the value and what is allowed.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,9 @@ from pytest_cudagraph.settings.options import COMPILE_MODES, DEVICES, DeviceOpti
 from pytest_cudagraph.settings.parsing import (
     check_covered,
     distinct_sizes,
+    flag,
     fraction,
+    lengths,
     min_speedups,
     number,
     one_of,
@@ -29,20 +34,27 @@ FIXTURES = frozenset(
     {"cudagraph", "compile_model", "capture_graphs", "assert_replay_close", "measure_speedup", "perf_monitor"}
 )
 
+DECODE_MARK = "decode"
+DECODE_FIXTURES = frozenset({"decode_engine"})
+
 MARK_HELP = (
     f"{MARK}(min=1.15 | {{batch: min}}, *, max_slowdown, max_new_kernels, batch_sizes, compile, device, rtol, atol, "
     "time_budget): gate the CUDA graph of the model that the test hands to the cudagraph fixtures"
+)
+DECODE_MARK_HELP = (
+    f"{DECODE_MARK}(*, min_speedup=1.15 | {{batch: min}}, prompt_lengths, output_lengths, batch_sizes, max_slowdown, "
+    "exact, device, rtol, atol, time_budget): gate what the decode_engine fixture generates with captured steps"
 )
 
 
 def uses_plugin(item: pytest.Item) -> bool:
     """Whether a test uses a fixture of the plugin."""
-    return not FIXTURES.isdisjoint(getattr(item, "fixturenames", ()))
+    return not (FIXTURES | DECODE_FIXTURES).isdisjoint(getattr(item, "fixturenames", ()))
 
 
 def concerns_plugin(item: pytest.Item) -> bool:
-    """Whether a test uses a fixture of the plugin or has its mark."""
-    return uses_plugin(item) or item.get_closest_marker(MARK) is not None
+    """Whether a test uses a fixture of the plugin or has one of its marks."""
+    return uses_plugin(item) or any(item.get_closest_marker(mark) is not None for mark in (MARK, DECODE_MARK))
 
 
 MARK_PARSERS: dict[str, Callable[[Any], Any]] = {
@@ -55,6 +67,14 @@ MARK_PARSERS: dict[str, Callable[[Any], Any]] = {
     "rtol": number(at_least=0),
     "atol": number(at_least=0),
     "time_budget": seconds,
+}
+_SHARED = ("max_slowdown", "batch_sizes", "device", "rtol", "atol", "time_budget")
+DECODE_PARSERS: dict[str, Callable[[Any], Any]] = {
+    "min_speedup": min_speedups,
+    "prompt_lengths": lengths(least=1),
+    "output_lengths": lengths(least=2),
+    "exact": flag,
+    **{key: MARK_PARSERS[key] for key in _SHARED},
 }
 
 
@@ -71,38 +91,58 @@ class MarkSettings:
     rtol: float | None = None
     atol: float | None = None
     time_budget: float | None = None
+    prompt_lengths: tuple[int, ...] | None = None
+    output_lengths: tuple[int, ...] | None = None
+    exact: bool | None = None
 
 
 def read_marks(item: pytest.Item) -> MarkSettings:
-    """Read the ``graph_speedup`` marks of one test; raises :class:`pytest.UsageError` for any mistake."""
-    merged: dict[str, Any] = {}
-    for mark in item.iter_markers(MARK):
-        for key, value in _read_mark(item.nodeid, mark).items():
-            merged.setdefault(key, value)
-    if merged.keys() >= {"min", "batch_sizes"} and isinstance(merged["min"], Mapping):
-        try:
-            check_covered(merged["min"], merged["batch_sizes"])
-        except ValueError as mistake:
-            raise pytest.UsageError(f"{item.nodeid}: @pytest.mark.{MARK}: {mistake}") from None
-    if any(item.iter_markers(MARK)) and not uses_plugin(item):
+    """Read the marks of one test. Raises :class:`pytest.UsageError` for any mistake."""
+    given = [mark for mark in (MARK, DECODE_MARK) if item.get_closest_marker(mark) is not None]
+    if len(given) > 1:
         raise pytest.UsageError(
-            f"{item.nodeid}: @pytest.mark.{MARK} needs a test that uses one of these fixtures: "
-            f"{', '.join(sorted(FIXTURES))}; found {', '.join(getattr(item, 'fixturenames', ())) or 'none'}"
+            f"{item.nodeid}: a test has @pytest.mark.{MARK} or @pytest.mark.{DECODE_MARK}, not both"
         )
-    return MarkSettings(**merged)
+    if given == [DECODE_MARK]:
+        merged = _merged(item, DECODE_MARK, DECODE_PARSERS, DECODE_FIXTURES)
+        return MarkSettings(**({"min": merged.pop("min_speedup")} if "min_speedup" in merged else {}), **merged)
+    return MarkSettings(**_merged(item, MARK, MARK_PARSERS, FIXTURES))
 
 
-def _read_mark(nodeid: str, mark: pytest.Mark) -> dict[str, Any]:
-    name = f"{nodeid}: @pytest.mark.{MARK}"
+def _merged(
+    item: pytest.Item, name: str, parsers: Mapping[str, Callable[[Any], Any]], fixtures: frozenset[str]
+) -> dict[str, Any]:
+    merged: dict[str, Any] = {}
+    for mark in item.iter_markers(name):
+        for key, value in _read_mark(item.nodeid, mark, parsers).items():
+            merged.setdefault(key, value)
+    least = merged.get("min", merged.get("min_speedup"))
+    if "batch_sizes" in merged and isinstance(least, Mapping):
+        try:
+            check_covered(least, merged["batch_sizes"])
+        except ValueError as mistake:
+            raise pytest.UsageError(f"{item.nodeid}: @pytest.mark.{name}: {mistake}") from None
+    if any(item.iter_markers(name)) and fixtures.isdisjoint(getattr(item, "fixturenames", ())):
+        raise pytest.UsageError(
+            f"{item.nodeid}: @pytest.mark.{name} needs a test that uses one of these fixtures: "
+            f"{', '.join(sorted(fixtures))}; found {', '.join(getattr(item, 'fixturenames', ())) or 'none'}"
+        )
+    return merged
+
+
+def _read_mark(nodeid: str, mark: pytest.Mark, parsers: Mapping[str, Callable[[Any], Any]]) -> dict[str, Any]:
+    name = f"{nodeid}: @pytest.mark.{mark.name}"
     if mark.args:
         found = value_text(mark.args[0])
-        raise pytest.UsageError(f"{name} takes no positional arguments; found {found}; write min={found}")
+        raise pytest.UsageError(
+            f"{name} takes no positional arguments; found {found}; write {next(iter(parsers))}={found}"
+        )
     parsed = {}
     for key, value in mark.kwargs.items():
-        if key not in MARK_PARSERS:
-            raise pytest.UsageError(f"{name} does not take {key}; it takes: {', '.join(MARK_PARSERS)}")
+        if key not in parsers:
+            raise pytest.UsageError(f"{name} does not take {key}; it takes: {', '.join(parsers)}")
         try:
-            parsed[key] = MARK_PARSERS[key](value)
+            parsed[key] = parsers[key](value)
         except ValueError as allowed:
             raise pytest.UsageError(f"{name}: {key} takes {allowed}; found {value_text(value)}") from None
     return parsed

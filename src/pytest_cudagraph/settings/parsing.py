@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 
@@ -94,6 +95,25 @@ def distinct_sizes(value: Any) -> tuple[int, ...]:
     if not whole or len(set(sizes)) != len(sizes):
         raise ValueError(allowed)
     return sizes
+
+
+def lengths(*, least: int) -> Callable[[Any], tuple[int, ...]]:
+    """Numbers of tokens. The caller's ``least`` is the smallest that makes sense."""
+
+    def parse(value: Any) -> tuple[int, ...]:
+        with suppress(ValueError):
+            found = distinct_sizes(value if not isinstance(value, str) else ())
+            if min(found) >= least:
+                return found
+        raise ValueError(f"distinct whole numbers of tokens of at least {least}, such as [32, 512]")
+
+    return parse
+
+
+def flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError("True or False")
+    return value
 
 
 def min_speedups(value: Any) -> float | dict[int, float]:

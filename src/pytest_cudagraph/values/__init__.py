@@ -5,7 +5,13 @@ nanoseconds (``_ns``), memory in bytes (``_bytes``), ratios are plain factors (`
 """
 
 from pytest_cudagraph.values.evidence import Agreement, Disagreement, Finding, Level, Receipt, Site
-from pytest_cudagraph.values.generation import GenerationReceipt
+from pytest_cudagraph.values.generation import (
+    Generation,
+    GenerationReceipt,
+    GenerationTimes,
+    TokenAgreement,
+    TokenDifference,
+)
 from pytest_cudagraph.values.reports import (
     BatchReport,
     CompileMode,
@@ -48,7 +54,9 @@ __all__ = [
     "Disagreement",
     "Finding",
     "GateName",
+    "Generation",
     "GenerationReceipt",
+    "GenerationTimes",
     "GraphReport",
     "Interval",
     "Judgement",
@@ -64,6 +72,8 @@ __all__ = [
     "Session",
     "Site",
     "Timing",
+    "TokenAgreement",
+    "TokenDifference",
     "UndecidedState",
     "Verdict",
     "is_emulated",

@@ -1,9 +1,11 @@
-"""A generation: which steps replayed a graph, whether its tokens are eager's, and how fast it was."""
+"""A generation: which steps replayed a graph, whether its tokens are eager's, how much memory and time it took."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+
+from pytest_cudagraph.values.timings import Latency
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,3 +19,71 @@ class GenerationReceipt:
     """Rows that every step computed beyond the batch, because the graph is larger."""
     eager: Mapping[str, int] = field(default_factory=dict)
     """Steps without a graph, by reason."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenAgreement:
+    """The tokens of a generation are those of the eager reference."""
+
+    compared: int
+    """Tokens, over all rows."""
+    same_shapes: bool
+    """Whether both generations called the decoder with the same shapes. Then all tokens are equal."""
+    ties: int = 0
+    """Tokens that differ where eager's two largest logits are closer than twice the tolerance. 0 in the same shapes."""
+    largest_difference: float | None = None
+    """Of the logits, with the reference's tokens as input of each step. None in the same shapes."""
+    tolerance: float | None = None
+    """What was allowed at the place of the largest difference."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenDifference:
+    """The first token that differs from the eager reference."""
+
+    row: int
+    position: int
+    """Counted from the first generated token, 0."""
+    expected: int
+    found: int
+    differing: int
+    """Tokens that differ, of ``compared``. Without teacher-forcing, one difference changes all later ones."""
+    compared: int
+    gap: float
+    """Between eager's two largest logits at this place."""
+    same_shapes: bool
+    largest_difference: float | None = None
+    """Of the logits, as in :class:`TokenAgreement`."""
+    tolerance: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationTimes:
+    """Times of whole generations by graphs, with a wait for the device after every token.
+
+    The formulas are in :mod:`pytest_cudagraph.generation.times`.
+    """
+
+    generations: int
+    ttft: Latency
+    """Time to first token: the prefill of the prompt."""
+    itl: Latency
+    """Inter-token latency: the gaps between tokens."""
+    itl_p99_ns: float
+    """Shown only. A few hundred gaps cannot decide about it."""
+    tpot_ns: float
+    """Time per output token, the median of the generations."""
+    tokens_per_second: float
+    """Of all rows, with the prefill. The median of the generations."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """One batch of prompts of one length, continued."""
+
+    batch_size: int
+    prompt_length: int
+    output_length: int
+    receipt: GenerationReceipt
+    tokens: TokenAgreement | None = None
+    times: GenerationTimes | None = None

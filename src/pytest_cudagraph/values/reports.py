@@ -7,10 +7,14 @@ from enum import Enum
 from typing import Literal
 
 from pytest_cudagraph.values.evidence import Agreement, Finding, Receipt
+from pytest_cudagraph.values.generation import Generation
 from pytest_cudagraph.values.saved import BaseComparison, Comparison, NoBaseline, SavedBatch
 from pytest_cudagraph.values.timings import DeviceInfo, Timing
 
-GateName = Literal["eager", "audit", "compile", "capture", "check", "speedup", "baseline", "structure", "base"]
+GateName = Literal[
+    "eager", "audit", "compile", "capture", "check", "speedup", "baseline", "structure", "base",
+    "steps", "tokens", "bytes",
+]  # fmt: skip
 
 
 class Verdict(str, Enum):
@@ -59,6 +63,8 @@ class MinSource:
     place: Literal["argument", "marker", "setting"] = "setting"
     is_mapping: bool = False
     """Whether it is a mapping from batch sizes, which also selects the batch sizes."""
+    marker: Literal["graph_speedup(min", "decode(min_speedup"] = "graph_speedup(min"
+    """The marker and its key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +81,7 @@ class BatchReport:
     comparison: Comparison = "off"
     compile_ns: int | None = None
     base: BaseComparison | None = None
+    generation: Generation | None = None
 
     @property
     def verdict(self) -> Verdict:

@@ -167,9 +167,11 @@ def test_prompts_that_the_decoder_cannot_continue_are_one_clear_error(decoder, f
         engine.generate(found, 6)
 
 
-def test_calls_that_do_not_fit_into_the_cache_are_not_captured(decoder):
-    with DecodeEngine(decoder, [1]) as engine, pytest.raises(InputError, match="4 times; 17 tokens each do not"):
-        engine.capture(1, 17)
+def test_a_call_as_long_as_the_cache_is_captured_and_a_longer_one_is_refused(decoder):
+    with DecodeEngine(decoder, [1]) as engine:
+        assert engine.capture(1, 64).kernels
+        with pytest.raises(InputError, match="the decoder holds 64 tokens; found a call of 65"):
+            engine.capture(1, 65)
 
 
 def test_without_transformers_the_adapter_names_the_extra(monkeypatch):

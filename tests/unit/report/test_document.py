@@ -9,7 +9,7 @@ from enum import Enum
 from pathlib import Path
 
 import pytest
-from tests.facts import CPU, H200, batch, judgement, report, saved, timing
+from tests.facts import CPU, H200, batch, generation, judgement, report, saved, timing
 
 from pytest_cudagraph.report import document, json_text, properties, render, rows_of, rows_of_document
 from pytest_cudagraph.values import Finding, Interval, NoBaseline, Receipt, Site, Verdict
@@ -36,7 +36,7 @@ def story():
     return report(
         NAME,
         batch(1, baseline=saved(batch_size=1), timing=timing(120.0, 60.0, 80.0)),
-        batch(8, judgement(reason="replay is 2.00x eager"), baseline=new),
+        batch(8, judgement(reason="replay is 2.00x eager"), baseline=new, generation=generation()),
         batch(16, wrong),
         batch(32, judgement(Verdict.NOT_CAPTURED, gate="capture"), receipt=None, timing=None, min_speedup=None),
         findings=findings,
@@ -58,7 +58,7 @@ def test_the_document_has_just_the_fields_of_its_schema():
     assert set(test["findings"][0]) == {"id", "level", "file", "line", "called_from", "message", "fix"}
     fields = (
         "batch_size verdict word reason judgements min_speedup speedup eager compiled replay reference kernels "
-        "capture_seconds memory_bytes receipt check baseline base measure_seconds blocks seed"
+        "capture_seconds memory_bytes receipt check baseline base generation measure_seconds blocks seed"
     )
     assert all(set(each) == set(fields.split()) for each in test["batches"])
     assert set(test["batches"][0]["eager"]) == {"median", "q25", "samples"}
@@ -77,6 +77,7 @@ def test_timings_of_wrong_results_are_null():
         "reference",
         "baseline",
         "base",
+        "generation",
         "measure_seconds",
         "blocks",
         "seed",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from pytest_cudagraph.settings.marks import MarkSettings, read_marks
@@ -39,6 +41,59 @@ def item_with(pytester):
         return pytester.getitem(f"import pytest\n{decorators}def test_func({fixture}): pass\n")
 
     return make
+
+
+LENGTHS = "distinct whole numbers of tokens of at least"
+DECODE_MISTAKES = {
+    "min_speedup=0": "min_speedup takes a number above 0; found 0",
+    "prompt_lengths=[0]": f"prompt_lengths takes {LENGTHS} 1, such as [32, 512]; found [0]",
+    "output_lengths=[1]": f"output_lengths takes {LENGTHS} 2, such as [32, 512]; found [1]",
+    "output_lengths='8'": f"output_lengths takes {LENGTHS} 2, such as [32, 512]; found '8'",
+    "exact=1": "exact takes True or False; found 1",
+}
+
+
+@pytest.mark.parametrize("mark", DECODE_MISTAKES)
+def test_a_value_of_the_decode_mark_out_of_range_is_named_with_what_is_allowed(pytester, mark):
+    item = pytester.getitem(f"import pytest\n@pytest.mark.decode({mark})\ndef test_func(decode_engine): pass\n")
+    with pytest.raises(pytest.UsageError) as error:
+        read_marks(item)
+    assert str(error.value) == f"{item.nodeid}: @pytest.mark.decode: {DECODE_MISTAKES[mark]}"
+
+
+@pytest.mark.parametrize(
+    ("marks", "fixture", "message"),
+    [
+        (
+            "@pytest.mark.decode(1.2)",
+            "decode_engine",
+            "takes no positional arguments; found 1.2; write min_speedup=1.2",
+        ),
+        ("@pytest.mark.decode(min=1.2)", "decode_engine", "does not take min; it takes: min_speedup, prompt_lengths"),
+        ("@pytest.mark.decode()", "cudagraph", "needs a test that uses one of these fixtures: decode_engine; found"),
+        (
+            "@pytest.mark.graph_speedup()",
+            "decode_engine",
+            "needs a test that uses one of these fixtures: assert_replay",
+        ),
+        ("@pytest.mark.decode()\n@pytest.mark.graph_speedup()", "cudagraph", "@pytest.mark.decode, not both"),
+        (
+            "@pytest.mark.decode(min_speedup={1: 2.0}, batch_sizes=[4])",
+            "decode_engine",
+            "min names batch size 1, which batch_sizes",
+        ),
+    ],
+)
+def test_a_decode_mark_in_the_wrong_place_is_answered(pytester, marks, fixture, message):
+    item = pytester.getitem(f"import pytest\n{marks}\ndef test_func({fixture}): pass\n")
+    with pytest.raises(pytest.UsageError, match=re.escape(message)):
+        read_marks(item)
+
+
+def test_the_closest_decode_mark_wins_per_key(pytester):
+    marks = "@pytest.mark.decode(min_speedup=1.3)\n@pytest.mark.decode(min_speedup=2.0, prompt_lengths=[8], exact=True)"
+    item = pytester.getitem(f"import pytest\n{marks}\ndef test_func(decode_engine): pass\n")
+    assert read_marks(item) == MarkSettings(min=2.0, prompt_lengths=(8,), exact=True)
 
 
 @pytest.mark.parametrize("mark", MISTAKES)

@@ -1,0 +1,91 @@
+"""Compare the tokens of captured steps with an eager generation."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from pytest_cudagraph.check.compare import Tolerance
+from pytest_cudagraph.generation.engine import DecodeEngine, Generated
+from pytest_cudagraph.values import GenerationReceipt, TokenAgreement, TokenDifference
+
+
+class Comparison(NamedTuple):
+    """How a generation by graphs compares with eager, and how its steps ran."""
+
+    tokens: TokenAgreement | TokenDifference
+    receipt: GenerationReceipt
+
+
+def compare_with_eager(engine: DecodeEngine, prompts: torch.Tensor, count: int, tolerance: Tolerance) -> Comparison:
+    """Generate ``count`` tokens eagerly and by graphs.
+
+    In the same shapes both run freely, and every token must be equal. A padded batch computes other shapes, which
+    round differently. Then each step of both gets eager's tokens (:func:`compare_logits`).
+    """
+    if engine.rows_of_graph(prompts.shape[0]) != prompts.shape[0]:
+        eager = engine.generate(prompts, count, graphs=False, keep_logits=True)
+        found = engine.generate(prompts, count, forced=eager.tokens, keep_logits=True)
+        return Comparison(compare_logits(eager, found, tolerance), found.receipt)
+    eager, found = (engine.generate(prompts, count, graphs=graphs) for graphs in (False, True))
+    if torch.equal(eager.tokens, found.tokens):
+        return Comparison(TokenAgreement(compared=eager.tokens.numel(), same_shapes=True), found.receipt)
+    eager = engine.generate(prompts, count, graphs=False, keep_logits=True)
+    return Comparison(_difference(eager, found, eager.tokens != found.tokens, None), found.receipt)
+
+
+class _Largest(NamedTuple):
+    """The difference of logits that exceeds its tolerance by most, or comes closest to it."""
+
+    difference: float
+    tolerance: float
+
+
+def compare_logits(eager: Generated, found: Generated, tolerance: Tolerance) -> TokenAgreement | TokenDifference:
+    """Compare two generations whose steps got the same tokens.
+
+    At each place the logits may differ by ``atol + rtol * max |logit|``: a small logit is a sum of terms as large as
+    those of a large one. So a token may differ only where eager's two largest logits are at most twice that apart. Such
+    a token is a tie. Not a number is a difference.
+    """
+    assert eager.logits is not None
+    assert found.logits is not None
+    expected, rtol_atol = _wide(eager.logits), tolerance.of(eager.logits.dtype)
+    differences = (_wide(found.logits) - expected).abs().amax(-1)
+    allowed = rtol_atol[1] + rtol_atol[0] * expected.abs().amax(-1)
+    worst = int((differences - allowed).nan_to_num(nan=torch.inf).argmax())
+    largest = _Largest(float(differences.flatten()[worst]), float(allowed.flatten()[worst]))
+    beyond = ~(differences <= allowed)
+    if bool(beyond.any()):
+        return _difference(eager, found, beyond, largest)
+    return TokenAgreement(
+        compared=eager.tokens.numel(),
+        same_shapes=False,
+        ties=int((eager.tokens != found.tokens).sum()),
+        largest_difference=largest.difference,
+        tolerance=largest.tolerance,
+    )
+
+
+def _difference(eager: Generated, found: Generated, places: torch.Tensor, largest: _Largest | None) -> TokenDifference:
+    """The first of ``places`` (rows, count) in time, which is where the cause is."""
+    assert eager.logits is not None
+    position, row = (int(index) for index in places.T.nonzero()[0])
+    two = eager.logits[row, position].topk(2).values
+    return TokenDifference(
+        row=row,
+        position=position,
+        expected=int(eager.tokens[row, position]),
+        found=int(found.tokens[row, position]),
+        differing=int((eager.tokens != found.tokens).sum()),
+        compared=eager.tokens.numel(),
+        gap=float(two[0] - two[1]),
+        same_shapes=largest is None,
+        largest_difference=largest.difference if largest else None,
+        tolerance=largest.tolerance if largest else None,
+    )
+
+
+def _wide(logits: torch.Tensor) -> torch.Tensor:
+    return logits if logits.dtype == torch.float64 else logits.float()

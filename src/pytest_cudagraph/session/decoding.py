@@ -1,0 +1,141 @@
+"""The ``decode_engine`` fixture and what it gives to a test. Torch is imported only when it is called."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_cudagraph.errors import CaptureRefusal
+from pytest_cudagraph.session.context import FixtureContext
+from pytest_cudagraph.session.exceptions import hide_plugin_frames
+from pytest_cudagraph.settings.case import CallSettings, Case
+
+if TYPE_CHECKING:
+    from pytest_cudagraph.generation import DecodeEngine, Decoder
+    from pytest_cudagraph.pipeline import DeviceContext
+    from pytest_cudagraph.values import Generation
+
+
+class MakeDecodeEngine:
+    """The ``decode_engine`` fixture: call it with a decoder."""
+
+    def __init__(self, context: FixtureContext, resources: ExitStack) -> None:
+        self._context, self._resources = context, resources
+
+    @property
+    def device(self) -> str:
+        """The torch device the test runs on (``cuda:0`` or ``cpu``), to create the decoder there."""
+        return self._context.device_context().backend.device
+
+    def __call__(self, decoder: Decoder, *, graph_sizes: Sequence[int] | None = None) -> EngineUnderTest:
+        """The scenarios of one decoder. ``graph_sizes`` are the batch sizes with a graph, by default all that run.
+
+        A batch between two graph sizes is padded to the larger one.
+        """
+        return EngineUnderTest(self._context, self._resources, decoder, graph_sizes)
+
+
+class EngineUnderTest:
+    """One decoder in one test. Each method is a scenario with its gates."""
+
+    def __init__(
+        self, context: FixtureContext, resources: ExitStack, decoder: Decoder, graph_sizes: Sequence[int] | None
+    ) -> None:
+        self._context, self._resources = context, resources
+        self.decoder, self._graph_sizes = decoder, graph_sizes
+        self._engines: dict[tuple[int, ...], DecodeEngine] = {}
+
+    def greedy(
+        self,
+        prompts: Any = None,
+        *,
+        prompt_lengths: Sequence[int] | None = None,
+        output_lengths: Sequence[int] | None = None,
+        batch_sizes: Sequence[int] | None = None,
+        min_speedup: float | Mapping[int, float] | None = None,
+        max_slowdown: float | None = None,
+        exact: bool | None = None,
+        rtol: float | None = None,
+        atol: float | None = None,
+        name: str | None = None,
+    ) -> tuple[Generation, ...]:
+        """Generate greedily by graphs, and compare with eager: tokens, then steps, then speed.
+
+        ``prompts`` are int64 token ids (rows, n), by default random ones of every length and batch size. The arguments
+        override the marker ``decode``. Returns one :class:`~pytest_cudagraph.values.Generation` for each prompt length,
+        output length and batch size. Without ``--cudagraph`` each batch size runs once, eagerly, and the result is
+        empty. Raises a subclass of :class:`~pytest_cudagraph.errors.GraphTestFailure` by the gate that is missed, and
+        :class:`~pytest_cudagraph.errors.InputError` for a decoder or prompts that cannot be used.
+        """
+        __tracebackhide__ = True
+        given = prompts.shape if hasattr(prompts, "shape") and len(prompts.shape) == 2 else ()
+        call = CallSettings(
+            batch_sizes=[max(given[0], 1)] if given else batch_sizes,
+            prompt_lengths=[max(given[1], 1)] if given else prompt_lengths,
+            output_lengths=output_lengths, min_speedup=min_speedup, max_slowdown=max_slowdown, exact=exact,
+            rtol=rtol, atol=atol, name=name,
+        )  # fmt: skip
+        return _greedy(self._context, self, prompts, call)
+
+    def engine(self, case: Case, device_context: DeviceContext) -> DecodeEngine:
+        """The engine with graphs for a case. It lives until teardown."""
+        from pytest_cudagraph.generation import DecodeEngine
+
+        sizes = CallSettings(batch_sizes=self._graph_sizes).checked().batch_sizes or case.batch_sizes
+        if sizes not in self._engines:
+            engine = DecodeEngine(self.decoder, sizes, backend=device_context.backend)
+            self._engines[sizes] = self._resources.enter_context(engine)
+        return self._engines[sizes]
+
+
+@hide_plugin_frames
+def _greedy(
+    context: FixtureContext, under_test: EngineUnderTest, prompts: Any, call: CallSettings
+) -> tuple[Generation, ...]:
+    """Every prompt length and output length has a report and entries of its own."""
+    __tracebackhide__ = True
+    from pytest_cudagraph import generation
+    from pytest_cudagraph.baseline import parametrized
+
+    case = context.resolve(call)
+    if not context.settings.enabled:
+        generation.run_once(under_test.decoder, case, prompts)
+        return ()
+    device_context = context.device_context(case.device)
+    found: list[Generation] = []
+    for prompt_length in case.prompt_lengths:
+        for output_length in case.output_lengths:
+            own = parametrized(call.name or context.nodeid, f"prompt{prompt_length}-output{output_length}")
+            one = replace(call, name=own, prompt_lengths=[prompt_length], output_lengths=[output_length])
+            cell = context.case(one)
+            found += _run_cell(context, under_test, prompts, cell, device_context)
+    return tuple(found)
+
+
+def _run_cell(
+    context: FixtureContext, under_test: EngineUnderTest, prompts: Any, cell: Case, device_context: DeviceContext
+) -> list[Generation]:
+    __tracebackhide__ = True
+    from pytest_cudagraph import generation
+
+    with device_context.using_its_threads():
+        try:
+            engine = under_test.engine(cell, device_context)
+        except CaptureRefusal as refused:
+            context.conclude(generation.report_of(cell, device_context, refused=refused))
+            raise
+        run = generation.GreedyRun(engine=engine, case=cell, device_context=device_context, progress=context.progress)
+        batches = run.batches(prompts)
+    context.conclude(generation.report_of(cell, device_context, batches, against_base=context.against_base))
+    return [each.generation for each in batches if each.generation is not None]
+
+
+@pytest.fixture
+def decode_engine(request: pytest.FixtureRequest) -> Iterator[MakeDecodeEngine]:
+    """Generate tokens by captured decode steps, and gate tokens, steps and speed."""
+    with ExitStack() as resources:
+        yield MakeDecodeEngine(FixtureContext(request, resources), resources)

@@ -1,0 +1,110 @@
+"""The ``decode_engine`` fixture: what passes is measured and saved, what fails names its gate."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.plugin.conftest import failure_of
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+GOOD = """
+import pytest, torch
+from pytest_cudagraph import InputError
+from small_decoder import SmallDecoder
+
+torch.manual_seed(0)
+
+@pytest.mark.decode(min_speedup=0.01, prompt_lengths=[4], output_lengths=[6, 10], batch_sizes=[2])
+def test_speech(decode_engine):
+    found = decode_engine(SmallDecoder().eval()).greedy()
+    assert [(each.output_length, each.receipt.replays) for each in found] in ([], [(6, 5), (10, 9)])
+
+@pytest.mark.decode(min_speedup=0.01, batch_sizes=[1])
+def test_given_prompts_and_padding(decode_engine):
+    engine = decode_engine(SmallDecoder().eval(), graph_sizes=[4])
+    found = engine.greedy(torch.tensor([[1, 2, 3], [4, 5, 6]]), output_lengths=[4], exact=True)
+    assert [each.receipt.padded_rows for each in found] in ([], [2])
+    with pytest.raises(InputError, match="output_lengths takes distinct whole numbers of tokens of at least 2"):
+        engine.greedy(output_lengths=[1], name="one")
+    with pytest.raises(InputError, match="prompts are int64 token ids"):
+        engine.greedy(torch.zeros(1, 3), name="floats")
+    with pytest.raises(InputError, match="holds 64 tokens; a prompt of 60 and 32 new ones need 91"):
+        engine.greedy(prompt_lengths=[60], name="long")
+"""
+
+FAULTS = """
+import pytest, torch
+from small_decoder import SmallDecoder
+
+torch.manual_seed(0)
+
+class PositionInPython(SmallDecoder):
+    at = 0
+    def forward(self, tokens):
+        self.position.fill_(self.at)
+        self.at += tokens.shape[1]
+        return super().forward(tokens)
+    def reset(self):
+        self.at = 0
+    def rewind(self, count):
+        self.at -= count
+
+class ReadsTheHost(SmallDecoder):
+    def forward(self, tokens):
+        assert self.position.max().item() < self.length
+        return super().forward(tokens)
+
+class ReplacesItsCache(SmallDecoder):
+    def reset(self):
+        super().reset()
+        self.layers[0].keys = torch.zeros_like(self.layers[0].keys)
+
+class Raises(SmallDecoder):
+    def forward(self, tokens):
+        raise ValueError("no such token")
+
+@pytest.mark.parametrize("decoder", [PositionInPython, ReadsTheHost, ReplacesItsCache, Raises])
+def test_fault(decode_engine, decoder):
+    decode_engine(decoder().eval()).greedy(batch_sizes=[2])
+"""
+
+
+@pytest.fixture
+def decoding(project):
+    (project.path / "small_decoder.py").write_text((EXAMPLES / "small_decoder.py").read_text())
+    return project
+
+
+def test_generations_are_gated_shown_and_saved_each_under_its_lengths(decoding):
+    decoding.pytester.makepyfile(test_user=GOOD)
+    result = decoding.measure("--cudagraph-update", "--cudagraph-json=run.json")
+    result.assert_outcomes(passed=2)
+    result.stdout.fnmatch_lines(["generation * batch *TTFT *ITL * tokens/s  replays  padded  ties", "*5/5 * 0 * 0"])
+    entries = {each["name"].partition("[")[2] for each in json.loads(decoding.baseline.read_text())["benchmarks"]}
+    assert any("prompt4-output10" in name for name in entries)
+    run = json.loads((decoding.path / "run.json").read_text())
+    first = run["tests"][0]["batches"][0]
+    assert first["generation"]["tokens"] == {
+        "compared": 12, "same_shapes": True, "ties": 0, "largest_difference": None, "tolerance": None,
+    }  # fmt: skip
+    assert {each["gate"]: each["verdict"] for each in first["judgements"]} == dict.fromkeys(
+        ("steps", "tokens", "structure", "speedup", "baseline"), "passed"
+    )
+
+
+def test_without_the_flag_each_decoder_generates_once_and_nothing_is_judged(decoding):
+    decoding.pytester.makepyfile(test_user=GOOD)
+    result = decoding.run()
+    result.assert_outcomes(passed=2)
+    result.stdout.no_fnmatch_line("*tokens/s*")
+
+
+def test_a_faulty_decoder_fails_with_the_gate_that_found_it(decoding, golden):
+    decoding.pytester.makepyfile(test_user=FAULTS)
+    result = decoding.measure()
+    result.assert_outcomes(failed=4)
+    assert "src/pytest_cudagraph" not in result.stdout.str()
+    golden("plugin/decoding-faults.txt", failure_of(result))

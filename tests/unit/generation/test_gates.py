@@ -1,0 +1,132 @@
+"""Each fault in a generation is found by its own gate and by no other."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from examples.small_decoder import SmallDecoder
+
+from pytest_cudagraph import gate
+from pytest_cudagraph.check.compare import Tolerance
+from pytest_cudagraph.generation import DecodeEngine, Generated, Step
+from pytest_cudagraph.generation.agreement import compare_logits, compare_with_eager
+from pytest_cudagraph.generation.engine import call_decoder
+from pytest_cudagraph.values import GenerationReceipt, TokenAgreement, TokenDifference
+
+STEPS = GenerationReceipt(steps=3, replays=3)
+
+
+def prompts(rows):
+    return torch.randint(0, 96, (rows, 6), generator=torch.Generator().manual_seed(7))
+
+
+class PositionInPython(SmallDecoder):
+    at = 0
+
+    def forward(self, tokens):
+        self.position.fill_(self.at)
+        self.at += tokens.shape[1]
+        return super().forward(tokens)
+
+    def reset(self):
+        self.at = 0
+
+    def rewind(self, count):
+        self.at -= count
+
+
+class EagerOnOneStep(DecodeEngine):
+    calls = 0
+
+    def step(self, tokens):
+        self.calls += 1
+        return call_decoder(self.decoder, tokens) if self.calls == 7 else super().step(tokens)
+
+
+class FlipsRowThree(DecodeEngine):
+    calls = 0
+
+    def step(self, tokens):
+        self.calls += 1
+        found, logits = super().step(tokens)
+        if self.calls == 7:
+            found[3] = (found[3] + 1) % 96
+        return Step(found, logits)
+
+
+@pytest.mark.parametrize(
+    ("engine", "decoder", "graph_sizes", "rows", "missed"),
+    [
+        (DecodeEngine, SmallDecoder, [4], 4, {}),
+        (DecodeEngine, SmallDecoder, [4], 3, {}),
+        (EagerOnOneStep, SmallDecoder, [4], 4, {"steps": "10 replays in 11 steps"}),
+        (DecodeEngine, SmallDecoder, [2], 3, {"steps": "0 replays in 11 steps"}),
+        (DecodeEngine, PositionInPython, [4], 4, {"tokens": "tokens differ from eager's, first in row"}),
+        (DecodeEngine, PositionInPython, [4], 3, {"tokens": "tokens differ from eager's, first in row"}),
+        (FlipsRowThree, SmallDecoder, [4], 4, {"tokens": "first in row 3, token 7:"}),
+    ],
+)
+def test_a_fault_is_found_by_its_own_gate_and_no_other(engine, decoder, graph_sizes, rows, missed):
+    torch.manual_seed(0)
+    with engine(decoder().eval(), graph_sizes) as running:
+        tokens, receipt = compare_with_eager(running, prompts(rows), 12, Tolerance())
+    judgements = [gate.judge_steps(receipt), gate.judge_tokens(tokens, exact=True)]
+    found = {each.gate: each.reason for each in judgements if each.verdict.fails}
+    assert found.keys() == missed.keys()
+    assert all(text in found[name] for name, text in missed.items())
+
+
+def generated(logits):
+    logits = torch.tensor(logits, dtype=torch.float32)
+    return Generated(tokens=logits.argmax(-1), logits=logits, receipt=STEPS)
+
+
+def test_a_token_may_differ_where_eagers_two_largest_logits_are_within_twice_the_tolerance():
+    eager, found = generated([[[5.0, 4.999, 0.0]]]), generated([[[4.9992, 5.0001, 0.0]]])
+    agreement = compare_logits(eager, found, Tolerance(rtol=0.0, atol=0.0012))
+    assert isinstance(agreement, TokenAgreement)
+    assert (agreement.ties, agreement.compared) == (1, 1)
+    assert not gate.judge_tokens(agreement, exact=False).verdict.fails
+    assert gate.judge_tokens(agreement, exact=True).verdict.fails
+    assert isinstance(compare_logits(eager, found, Tolerance(rtol=0.0, atol=0.001)), TokenDifference)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 5.2])
+def test_a_logit_beyond_the_tolerance_is_a_difference_also_where_the_token_is_the_same(value):
+    eager, found = generated([[[5.0, 1.0], [5.0, 1.0]]]), generated([[[5.0, 1.0], [value, 1.0]]])
+    difference = compare_logits(eager, found, Tolerance())
+    assert isinstance(difference, TokenDifference)
+    assert (difference.row, difference.position) == (0, 1)
+
+
+def test_the_tolerance_grows_with_the_largest_logit_of_the_place_and_not_with_the_logit_itself():
+    eager, found = generated([[[1000.0, 0.001]]]), generated([[[1000.0, 0.002]]])
+    assert isinstance(compare_logits(eager, found, Tolerance()), TokenAgreement)
+    small = generated([[[1.0, 0.001]]]), generated([[[1.0, 0.002]]])
+    assert isinstance(compare_logits(*small, Tolerance()), TokenDifference)
+
+
+def test_the_messages_of_the_gates(golden):
+    difference = TokenDifference(
+        row=3, position=7, expected=24, found=56, differing=62, compared=64, gap=1.17, same_shapes=True
+    )
+    logits = TokenDifference(
+        row=0, position=2, expected=24, found=24, differing=0, compared=64, gap=0.2, same_shapes=False,
+        largest_difference=0.47, tolerance=2.3e-5,
+    )  # fmt: skip
+    tie = TokenAgreement(compared=64, same_shapes=False, ties=2, largest_difference=1e-5, tolerance=2.3e-5)
+    judgements = [
+        gate.judge_steps(STEPS),
+        gate.judge_steps(GenerationReceipt(steps=23, replays=23, padded_rows=1)),
+        gate.judge_steps(GenerationReceipt(steps=23, replays=0, eager={"batch 3 is beyond the largest graph (2)": 23})),
+        gate.judge_tokens(TokenAgreement(compared=64, same_shapes=True), exact=True),
+        gate.judge_tokens(tie, exact=False),
+        gate.judge_tokens(tie, exact=True),
+        gate.judge_tokens(difference, exact=False),
+        gate.judge_tokens(logits, exact=False),
+    ]
+    lines = [
+        "\n  ".join([f"{each.verdict.value}: {each.reason}", *each.evidence, *([each.remedy] if each.remedy else [])])
+        for each in judgements
+    ]
+    golden("gate_generation.txt", "\n".join(lines))

@@ -1,0 +1,28 @@
+"""The table of generations."""
+
+from __future__ import annotations
+
+from tests.facts import batch, generation, report
+
+from pytest_cudagraph.report.document import properties
+from pytest_cudagraph.report.generations import generation_table
+
+
+def test_the_table_reads_as_reviewed(golden):
+    reports = [
+        report("tests/test_a.py::test_a[prompt16-output32]", batch(8, generation=generation())),
+        report("tests/test_a.py::test_b"),
+        report("tests/test_a.py::test_c", batch(8, generation=generation(times=None))),
+    ]
+    golden("report/generations.txt", "\n".join(generation_table(reports)))
+
+
+def test_without_a_timed_generation_there_is_no_table():
+    assert generation_table([report()]) == []
+
+
+def test_junit_has_the_medians():
+    found = dict(properties(report("tests/test_a.py::test_a", batch(8, generation=generation()))))
+    prefix = "cudagraph.batch_8"
+    assert found[f"{prefix}.tokens_per_second"] == "1.2e+05"
+    assert (found[f"{prefix}.ttft_seconds"], found[f"{prefix}.itl_seconds"]) == ("0.0009", "6e-05")
