@@ -175,6 +175,20 @@ def test_several_changes_are_undone_together(mode):
     assert snapshot.changes() == NONE
 
 
+def test_a_hook_is_undone_with_the_attribute_that_tells_of_it():
+    """Models of transformers register their hooks in the first call, and note in an attribute that they have."""
+    net, seen = Net(), []
+    snapshot = Snapshot.take(net)
+    for _ in range(2):
+        net.lazy = "registered"
+        net.inner.register_forward_hook(lambda *args, **kwargs: seen.append("hook"), with_kwargs=True, always_call=True)
+        net.head.register_forward_pre_hook(lambda *args, **kwargs: seen.append("pre"), with_kwargs=True)
+        snapshot.restore()
+    net(torch.ones(1, 3))
+    assert seen == []
+    assert snapshot.changes() == NONE
+
+
 def test_names_are_those_of_the_module_and_tied_tensors_are_saved_once():
     net = Net()
     names = Snapshot.take(net).names

@@ -141,7 +141,8 @@ class Placement:
         if origin is None:
             is_drawn = any(made.is_drawn for made in self._made_of(given))
             return RawFinding(id="rng", text=HOST_DRAW_TEXT, operation=operation) if is_drawn else None
-        if name in _INDEXING and self.place_of(args[0]) == "device":
+        # CUDA takes an index from the host, and no index from the device for a tensor of the host.
+        if name in _INDEXING and not self._is(args[0], "host"):
             return RawFinding(id="host-data", text=_copy_text(origin), operation=operation)
         return replace(origin, text=_TWO_DEVICES_TEXT, operation=operation)
 

@@ -45,6 +45,8 @@ _PLAIN = (
 _PLAIN_EXACT = frozenset(_PLAIN)
 _MAX_VALUE_CHARS = 60
 _MODULE_TABLES = ("_parameters", "_buffers", "_modules")
+_FORWARD_HOOKS = frozenset(key for key in nn.Module().__dict__ if key.startswith("_forward_"))
+"""Tables to put back with the attributes: a model notes in one that it has registered a hook."""
 _MODULE_OWN = frozenset(nn.Module().__dict__) - frozenset(_MODULE_TABLES) | {"_compiled_call_impl"}
 _NOT_FOLLOWED = sys.stdlib_module_names | set(
     "torch functorch triton numpy pytest _pytest pluggy pytest_cudagraph".split()
@@ -123,6 +125,8 @@ class _Walk:
             if key in _MODULE_TABLES and isinstance(value, dict):
                 self.view.frames.append(DictFrame(value, dict(value)))
                 self._members(value.items(), name, 0)
+            elif key in _FORWARD_HOOKS:
+                self.view.frames.append(DictFrame(value, dict(value)))
             elif key not in _MODULE_OWN:
                 self.visit(value, _dotted(name, key), 0)
 

@@ -564,6 +564,16 @@ class IndexPerRow(Base):
 
 
 @hazard(5, **host_data)
+class RowsOfAMask(Base):
+    """Informer takes the rows of a mask whose place a CPU cannot tell."""
+
+    def forward(self, x):
+        mask = torch.ones(4, 4, device=x.device)
+        rows = torch.arange(4)
+        return x @ mask[rows, x[0].argsort()].diag()  # HERE
+
+
+@hazard(5, **host_data)
 class RelativePositions(Base):
     def __init__(self):
         super().__init__()

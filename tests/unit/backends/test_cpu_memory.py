@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -148,6 +149,24 @@ def test_a_tensor_without_a_name_is_named_by_its_reader(twin):
     tables[0] = torch.ones(2)
     with pytest.raises(DeadTensorError, match=r"\n  float32 \(2,\), read by aten\.mul, .*test_cpu_memory\.py:\d+ in"):
         graph.replay()
+
+
+class Scheduled(Scaled):
+    """As a sampler: its scheduler is no module, and keeps its steps on the host."""
+
+    def __init__(self):
+        super().__init__()
+        self.scheduler = SimpleNamespace(steps=torch.tensor([2.0, 3.0]))
+
+    def forward(self, x):
+        for step in self.scheduler.steps:
+            x = x * float(step)
+        return x
+
+
+def test_the_host_may_read_a_tensor_of_a_plain_object_on_the_model(twin):
+    model = Scheduled()
+    assert capture(twin, model, torch.ones(2))(torch.ones(2)).tolist() == [6, 6]
 
 
 def test_memory_that_something_else_keeps_is_read_as_cuda_reads_it(twin):

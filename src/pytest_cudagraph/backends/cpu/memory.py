@@ -7,6 +7,7 @@ import ctypes
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -241,7 +242,12 @@ def _add(names: dict[int, str], value: Any, name: str) -> None:
 def _held(module: nn.Module) -> Iterable[tuple[str, Any]]:
     yield from module._parameters.items()
     yield from module._buffers.items()
-    yield from ((name, value) for name, value in vars(module).items() if name not in _TABLES)
+    for name, value in vars(module).items():
+        if name not in _TABLES:
+            yield name, value
+            # A scheduler, a cache: an object that is no module.
+            if not isinstance(value, nn.Module | torch.Tensor | type | ModuleType):
+                yield from ((f"{name}.{inner}", each) for inner, each in getattr(value, "__dict__", {}).items())
 
 
 def _not_owned(storage: torch.UntypedStorage) -> torch.UntypedStorage:
