@@ -44,9 +44,10 @@ class GraphRunner:
     ``capture="lazy"`` captures a batch size in its first call. Without ``clone_outputs``, outputs are the graph's own
     buffers, which the next call overwrites. With ``strict``, a refused capture raises
     :class:`~pytest_cudagraph.errors.CaptureRefusal` instead of running eager, and so does a call that would capture
-    again because the model has changed. With ``check_rows``, a model whose rows depend on each other is never padded.
-    By default calls are padded unless a pad row would change the model's state, with ``pad=True`` also then, and with
-    ``pad=False`` never. ``backend`` replaces ``device``, for tests and other kinds of devices. Raises
+    again because the model has changed. With ``watch="manual"`` only :meth:`renew_if_changed` looks for changes of the
+    model, not each call. With ``check_rows``, a model whose rows depend on each other is never padded. By default calls
+    are padded unless a pad row would change the model's state, with ``pad=True`` also then, and with ``pad=False``
+    never. ``backend`` replaces ``device``, for tests and other kinds of devices. Raises
     :class:`~pytest_cudagraph.errors.InputError` for unusable arguments,
     :class:`~pytest_cudagraph.errors.DeviceUnavailable`, and what the model raises.
     """
@@ -65,12 +66,14 @@ class GraphRunner:
         strict: bool = False,
         check_rows: bool = True,
         pad: bool | None = None,
+        watch: Literal["call", "manual"] = "call",
         backend: Backend | None = None,
     ) -> None:
-        flags = {"clone_outputs": clone_outputs, "strict": strict, "check_rows": check_rows}
-        _check_options(model, kwargs, capture, flags)
-        if pad is not None and not isinstance(pad, bool):
-            raise InputError(f"pad is True, False or None; found {pad!r}")
+        _check_model(model, kwargs)
+        _check_choice((True, False), clone_outputs=clone_outputs, strict=strict, check_rows=check_rows)
+        _check_choice((True, False, None), pad=pad)
+        _check_choice(("now", "lazy"), capture=capture)
+        _check_choice(("call", "manual"), watch=watch)
         check_max_graphs(max_graphs)
         example = Example(args=example_inputs, kwargs=dict(kwargs or {}))
         self._backend = backend or open_backend_for(device, example)
@@ -79,7 +82,9 @@ class GraphRunner:
         self._device_type = torch.device(self._backend.device).type
         self._autocast = autocast_dtype(self._device_type)
         self._tally, self._lock, self._launched = Tally(), threading.RLock(), None
-        self._graphs = GraphSet(model, self._backend, max_graphs=max_graphs, strict=strict, tally=self._tally)
+        self._graphs = GraphSet(
+            model, self._backend, max_graphs=max_graphs, strict=strict, checks_calls=watch == "call", tally=self._tally
+        )
         try:
             self._last = self._add(example, batch_sizes, batch_dim)
         except BaseException:
@@ -142,6 +147,16 @@ class GraphRunner:
                 # Another thread may use another stream, and its copy-in must not overtake the last replay.
                 self._launched = self._backend.order_after(self._launched)
                 return self._serve(args, kwargs)
+
+    def renew_if_changed(self) -> bool:
+        """Drop all graphs if the model has changed since their capture. Returns whether it has.
+
+        The next calls capture again. For a runner with ``watch="manual"``: call it before the first call of each
+        request, for example. Raises :class:`~pytest_cudagraph.errors.CaptureRefusal` for a changed model if ``strict``.
+        """
+        with self._lock:
+            self._check_open()
+            return self._graphs.renew_if_changed()
 
     def recapture(self) -> None:
         """Capture all graphs again, after a change that is not detected: an attribute, a hook, a global."""
@@ -245,15 +260,17 @@ def open_backend_for(device: str, example: Example) -> Backend:
     return backend
 
 
-def _check_options(model: Model, kwargs: Any, capture: str, flags: Mapping[str, Any]) -> None:
+def _check_model(model: Model, kwargs: Any) -> None:
     if not callable(model):
         raise InputError(f"the model must be callable; found {type(model).__name__}")
     _check_kwargs(kwargs)
-    for name, flag in flags.items():
-        if not isinstance(flag, bool):
-            raise InputError(f"{name} is True or False; found {flag!r}")
-    if capture not in ("now", "lazy"):
-        raise InputError(f"capture is 'now' or 'lazy'; found {capture!r}")
+
+
+def _check_choice(allowed: Sequence[Any], **options: Any) -> None:
+    for name, found in options.items():
+        if not any(type(found) is type(each) and found == each for each in allowed):
+            *others, last = map(repr, allowed)
+            raise InputError(f"{name} is {', '.join(others)} or {last}; found {found!r}")
 
 
 def _check_kwargs(kwargs: Any) -> None:

@@ -39,9 +39,11 @@ class GraphSet:
     The caller holds the lock.
     """
 
-    def __init__(self, model: Model, backend: Backend, *, max_graphs: int | None, strict: bool, tally: Tally) -> None:
+    def __init__(
+        self, model: Model, backend: Backend, *, max_graphs: int | None, strict: bool, checks_calls: bool, tally: Tally
+    ) -> None:
         self._model, self._backend, self._max_graphs = model, backend, max_graphs
-        self._strict, self._tally = strict, tally
+        self._strict, self._checks_calls, self._tally = strict, checks_calls, tally
         self.forms: list[FormGraphs] = []
         self._used: OrderedDict[_Size, None] = OrderedDict()
         self._pool = backend.pool()
@@ -54,7 +56,7 @@ class GraphSet:
         self.forms.append(form)
         try:
             if capture:
-                self._renew_if_changed()
+                self.renew_if_changed()
                 self._capture_all([(form, size) for size in reversed(form.sizes)])
         except BaseException:
             self.forms.remove(form)
@@ -73,7 +75,8 @@ class GraphSet:
 
         Raises :class:`~pytest_cudagraph.errors.CaptureRefusal` for a changed model if ``strict``.
         """
-        self._renew_if_changed()
+        if self._checks_calls:
+            self.renew_if_changed()
         graph = form.open.get(size)
         if graph is None:
             return self._captured(form, size)
@@ -104,9 +107,13 @@ class GraphSet:
             for form in self.forms:
                 form.kept.clear()  # after the pool, which waits for the last replay
 
-    def _renew_if_changed(self) -> None:
+    def renew_if_changed(self) -> bool:
+        """Drop all graphs if the model has changed since their capture. Returns whether it has.
+
+        Raises :class:`~pytest_cudagraph.errors.CaptureRefusal` for a changed model if ``strict``.
+        """
         if not self._watch.has_changed():
-            return
+            return False
         if self._strict:
             raise CaptureRefusal(
                 "the model has changed since its capture, and a strict runner does not capture again in a call\n"
@@ -116,6 +123,7 @@ class GraphSet:
             )
         self._tally.state_changes += 1
         self.drop()
+        return True
 
     def _capture_all(self, sizes: Iterable[_Size]) -> None:
         """Capture these, in this order, while the limit allows it."""

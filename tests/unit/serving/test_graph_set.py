@@ -368,6 +368,16 @@ def test_recapture_is_for_changes_that_no_call_can_see():
     assert (run.statistics.captures, run.statistics.recaptures) == (4, 2)
 
 
+def test_a_runner_without_a_watch_sees_a_change_when_it_is_told_to_look(model):
+    run, x = runner(model, batch_sizes=(2,), watch="manual"), torch.randn(2, 3)
+    before = run(x)
+    replace_data(model)
+    assert torch.equal(run(x), before)
+    assert (run.renew_if_changed(), run.renew_if_changed()) == (True, False)
+    check(run, model)
+    assert (run.statistics.state_changes, run.statistics.recaptures) == (1, 1)
+
+
 def test_what_a_model_makes_for_itself_while_it_is_captured_outlives_the_capture():
     class Lazy(nn.Module):
         table = None
