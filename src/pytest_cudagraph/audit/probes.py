@@ -64,6 +64,8 @@ class ProbeCall:
         recorder.trace.containers += [
             (f"{name} is {how}", recorder.made_by(leaf)) for name, how, leaf in container_changes(before, after)
         ]
+        makers = {name: recorder.made_by(tensor) for name, tensor in self.held().items()}
+        recorder.trace.makers = {name: maker for name, maker in makers.items() if maker is not None}
         for path, leaf in pytree.named_leaves(output):
             outside = recorder.outside_of(leaf) if isinstance(leaf, torch.Tensor) else None
             if outside is not None:

@@ -107,6 +107,8 @@ class Trace:
     """The names of output leaves that share memory with something outside, and that memory."""
     containers: list[tuple[str, TracedOperation | None]] = field(default_factory=list)
     """Changes to dicts and lists of the inputs, in words, and the operation that made the new tensor."""
+    makers: dict[str, TracedOperation] = field(default_factory=dict)
+    """For each name of the state that has a new tensor after the call: the operation that made it."""
     subclasses: set[str] = field(default_factory=set)
     """Tensor subclasses with their own dispatch. The audit does not see inside them."""
     kept_alive: list[object] = field(default_factory=list)

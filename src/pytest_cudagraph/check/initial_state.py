@@ -13,12 +13,14 @@ import torch
 from torch import nn
 
 from pytest_cudagraph import inputs, pytree, state
+from pytest_cudagraph.check.assignments import Assignments
 from pytest_cudagraph.check.compare import has_nan
 from pytest_cudagraph.errors import CudagraphError
 from pytest_cudagraph.inputs import Example
 from pytest_cudagraph.inputs.example import is_opaque, opaque_arguments
 from pytest_cudagraph.protocols import Backend, CapturedGraph, Model
 from pytest_cudagraph.state import Changes, Snapshot
+from pytest_cudagraph.values import Assigned
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +44,8 @@ class CallResult:
     """Whether the call drew random numbers."""
     generators: Any
     """The state of the random generators after the call."""
-    assigned: tuple[str, ...]
-    """Rebound state and changed Python values, by their names in the model."""
+    assigned: tuple[Assigned, ...]
+    """Rebound state and changed Python values."""
 
     @property
     def tensor_count(self) -> int:
@@ -70,6 +72,7 @@ class InitialState:
         extras = opaque_arguments(examples)
         self._snapshot = Snapshot.take(model, extras=extras)
         self._roots = (model, extras)
+        self._assignments = Assignments(model)
         self._rng = backend.rng_state(*self._roots)
         self._live = self._snapshot.live()
         self._nouns = _nouns(model, self._live)
@@ -100,7 +103,7 @@ class InitialState:
         _seed_generators(seed, self._backend.kind)
         seeded = self._backend.rng_state()
         given = inputs.clone(example)
-        with self._backend.running():
+        with self._backend.running(), self._assignments.noted():
             output = call(*given.args, **given.kwargs)
         self._backend.synchronize()
         generators = self._backend.rng_state()
@@ -115,7 +118,7 @@ class InitialState:
             state=self._copied((*changes.written, *rebound, *changes.removed)),
             rebound=frozenset(self._noun(name) for name in rebound),
             python=python,
-            assigned=(*sorted(rebound), *(value.partition(": ")[0] for value in python)),
+            assigned=self._assignments.of((*sorted(rebound), *(value.partition(": ")[0] for value in python))),
             inputs=inputs.changed_tensors(example, given),
             random=not pytree.has_same_tensors(generators, seeded),
             generators=generators,

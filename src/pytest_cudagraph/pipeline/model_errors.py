@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from pytest_cudagraph.errors import CaptureFailed, CompileFailed, CudagraphError
 from pytest_cudagraph.foreign import message_of
 from pytest_cudagraph.protocols import Model
 from pytest_cudagraph.sources.syntax import assigned_at
-from pytest_cudagraph.values import Agreement, Disagreement, GateName, Judgement, Site, Verdict
+from pytest_cudagraph.values import Agreement, Assigned, Disagreement, GateName, Judgement, Site, Verdict
 
 _ANY_FIX = (
     "let outputs depend on inputs and on tensors that are changed in place, and on nothing else; "
@@ -31,8 +31,15 @@ def places_of(found: Agreement | Disagreement, model: Model) -> tuple[str, ...]:
     """``assigned at model.py:20 in forward: self.cached = ...`` for each attribute that eager assigns."""
     if isinstance(found, Agreement):
         return ()
-    sites = (_site(name, model) for name in found.assigned)
-    return tuple(dict.fromkeys(f"assigned at {sources.describe(site)}" for site in sites if site is not None))
+    return tuple(dict.fromkeys(line for each in found.assigned for line in _place(each, model)))
+
+
+def _place(assigned: Assigned, model: Model) -> Iterator[str]:
+    site = assigned.site or _site(assigned.name, model)
+    if site is not None:
+        yield f"assigned at {sources.describe(site)}"
+    if assigned.called_from is not None:
+        yield f"called from {sources.describe(assigned.called_from)}"
 
 
 def _site(name: str, model: Model) -> Site | None:

@@ -4,7 +4,7 @@ Every class is frozen. It imports neither torch nor pytest and computes only der
 nanoseconds (``_ns``), memory in bytes (``_bytes``), ratios are plain factors (``_ratio``): 1.15 means 15 % faster.
 """
 
-from pytest_cudagraph.values.evidence import Agreement, Disagreement, Finding, Level, Receipt, Site
+from pytest_cudagraph.values.evidence import Agreement, Assigned, Disagreement, Finding, Level, Receipt, Site
 from pytest_cudagraph.values.generation import (
     Generation,
     GenerationReceipt,
@@ -44,6 +44,7 @@ from pytest_cudagraph.values.timings import (
 
 __all__ = [
     "Agreement",
+    "Assigned",
     "BaseComparison",
     "BatchReport",
     "Block",

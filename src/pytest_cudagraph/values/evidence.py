@@ -83,6 +83,17 @@ class Agreement:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Assigned:
+    """State or a Python value (``layer.cached``) that an eager call assigns, which a replay never does."""
+
+    name: str
+    site: Site | None = None
+    """The line that assigned it. None unless a module's attribute was set."""
+    called_from: Site | None = None
+    """The line of the user's project, if ``site`` is a line of an installed library."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Disagreement:
     """Replay differs from eager: the first difference that the check found."""
 
@@ -92,5 +103,4 @@ class Disagreement:
     message: str
     evidence: tuple[str, ...] = ()
     finding_id: str | None = None
-    assigned: tuple[str, ...] = ()
-    """State and Python values (``layer.cached``) that eager assigns in its call, which a replay never does."""
+    assigned: tuple[Assigned, ...] = ()

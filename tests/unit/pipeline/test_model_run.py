@@ -222,6 +222,8 @@ class Keeps(nn.Module):
     def forward(self, x):
         if self.cached is None or self.cached.shape != x.shape:
             self.cached = self.layer(x)
+        if x.shape[0] > 1000:
+            self.cached = None
         return self.cached * 2
 
 
