@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from pytest_cudagraph.audit.rule_checks import CHECKED_ON_A_CPU, NUMBER_TAKERS
 from pytest_cudagraph.audit.trace import TORCHS, ProbeResults, Trace, differences
-from pytest_cudagraph.hazards import CATALOGUE, RawFinding
+from pytest_cudagraph.hazards import CATALOGUE, HIDDEN_WRITE_TEXT, RawFinding
 from pytest_cudagraph.values import Finding, Site
 
 _LOUD_CAUSES = frozenset({"host-sync", "dynamic-shape", "host-data"})
@@ -97,7 +97,9 @@ def _on_other_inputs(seen: ProbeResults) -> list[RawFinding]:
 def _rebound(seen: ProbeResults, raw: list[RawFinding]) -> Iterator[RawFinding]:
     names = [name for name in seen.changes.rebound if name in seen.registered]
     if names and not _has(raw, "rebinds-state"):
-        yield RawFinding(id="rebinds-state", text=f"{_listed(names)} at another address")
+        text = f"{_listed(names)} at another address"
+        maker = seen.first.makers.get(names[0])
+        yield maker.finding("rebinds-state", text) if maker else RawFinding(id="rebinds-state", text=text)
 
 
 def _written_by_the_host(seen: ProbeResults) -> Iterator[RawFinding]:
@@ -107,8 +109,11 @@ def _written_by_the_host(seen: ProbeResults) -> Iterator[RawFinding]:
     # Custom operators and tensor subclasses may write without a mark in the schema. A replay repeats such a write.
     is_opaque = bool(trace.subclasses) or any(op.refused and op.refused.id == "unknown-op" for op in trace.operations)
     if names and not is_opaque:
-        text = f"the host writes {_listed(names)} without a torch operation, and a replay does not"
-        yield RawFinding(id="mutates-state", text=text)
+        text = HIDDEN_WRITE_TEXT.format(name=_listed(names))
+        memory = {seen.storages.get(name) for name in names}
+        reads = (op for op in trace.operations if any(outside.storage in memory for outside in op.reads))
+        reader = next(reads, None)
+        yield reader.finding("hidden-write", text) if reader else RawFinding(id="hidden-write", text=text)
 
 
 def _notes(seen: ProbeResults, raw: list[RawFinding]) -> Iterator[RawFinding]:

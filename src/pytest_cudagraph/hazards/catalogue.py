@@ -1,4 +1,4 @@
-"""The thirteen hazards by their stable ids, and the error texts of CUDA and PyTorch for a refused capture."""
+"""The fourteen hazards by their stable ids, and the error texts of CUDA and PyTorch for a refused capture."""
 
 from __future__ import annotations
 
@@ -77,6 +77,9 @@ UNPINNED_COPY_TEXT = (
 FOREIGN_GENERATOR_TEXT = "Attempt to increase offset for a CUDA generator not in capture mode"
 RNG_STATE_TEXT = "Cannot call CUDAGeneratorImpl::current_seed during CUDA graph capture"
 
+HIDDEN_WRITE_TEXT = "{name} changed, and no torch operation wrote it"
+"""What NumPy, DLPack, ctypes or C code write through an address is in no graph."""
+
 _ENTRIES = (
     Hazard(
         id="host-sync",
@@ -118,7 +121,13 @@ _ENTRIES = (
         id="mutates-state",
         loud=False,
         what="the call writes to a parameter, a buffer or another tensor that the model keeps",
-        fix="write with torch operations, which replays repeat. If you want no write, call eval() or clone()",
+        fix="none needed, because replays repeat the write. If you want no write, call eval() or clone()",
+    ),
+    Hazard(
+        id="hidden-write",
+        loud=False,
+        what="the call writes to memory without a torch operation, and a replay does not",
+        fix="write with torch operations, or make the code an operator with torch.library.custom_op and mutates_args",
     ),
     Hazard(
         id="rebinds-state",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 
+import numpy as np
 import torch
 from tests.conformance.cases import Base, clean, hazard, note
 
@@ -68,6 +70,68 @@ class TableSharedWithAnother(Base):
 
     def after_capture(self):
         self.table = None
+
+
+def write_nan(tensor):
+    """As C code does that gets an address. NumPy does not take a tensor on a GPU."""
+    nan = np.full(1, np.nan, np.float32)
+    ctypes.memmove(np.from_dlpack(tensor).ctypes.data, nan.ctypes.data, nan.nbytes)
+
+
+@hazard(22, capture="hidden-write")
+class HiddenWrite(Base):
+    def forward(self, x):
+        y = self.linear(x)
+        write_nan(y)
+        return y.argmax(-1)  # HERE
+
+
+@hazard(22, capture="hidden-write")
+class HiddenWriteOfOutput(Base):
+    def forward(self, x):
+        y = self.linear(x)
+        write_nan(y)
+        return y
+
+
+@hazard(22, capture="hidden-write")
+class HiddenWriteOfInput(Base):
+    def forward(self, x):
+        write_nan(x)
+        return self.linear(x)  # HERE
+
+
+@hazard(22, capture="hidden-write")
+class HiddenSort(Base):
+    """The same values in another order."""
+
+    def forward(self, x):
+        y = self.linear(x)
+        view = np.from_dlpack(y)
+        ordered = np.sort(view)
+        ctypes.memmove(view.ctypes.data, ordered.ctypes.data, ordered.nbytes)
+        return y + 1  # HERE
+
+
+@clean(notes=("host-data",))
+class HostWritesItsOwn(Base):
+    """The host may write to its own tensor. The graph keeps the number."""
+
+    def forward(self, x):
+        scale = torch.tensor(2.0)  # HERE
+        write_nan(scale)
+        return torch.nan_to_num(self.linear(x) * scale)
+
+
+@clean()
+class WritesThroughViews(Base):
+    def forward(self, x):
+        y = torch.empty(*x.shape, 2, device=x.device)
+        y[..., 0] = x
+        y.select(-1, 1).copy_(self.linear(x))
+        torch.add(y, 1, out=y)
+        y.view(-1)[:2].clamp_(min=0)
+        return y.flatten(1).sort(-1)[0]
 
 
 LIBRARY = torch.library.Library("cudagraph_conformance", "FRAGMENT")

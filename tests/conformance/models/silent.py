@@ -348,7 +348,7 @@ class FreshBuffer(Base):
         return x * torch.frombuffer(ones, dtype=torch.float32)  # HERE
 
 
-@hazard(35, audit="mutates-state", check=WRONG)
+@hazard(35, audit="hidden-write", capture="hidden-write")
 class NumpyWrite(Base):
     def __init__(self):
         super().__init__()
@@ -357,7 +357,7 @@ class NumpyWrite(Base):
 
     def forward(self, x):
         self.view += 1
-        return x + self.total
+        return x + self.total  # HERE
 
 
 @hazard(43, check=WRONG)
@@ -509,5 +509,5 @@ class BufferReplacedUnread(Base):
         self.register_buffer("largest", torch.zeros(4))
 
     def forward(self, x):
-        self._buffers["largest"] = x.amax(0)
+        self._buffers["largest"] = x.amax(0)  # HERE
         return self.linear(x)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import ctypes
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -304,3 +306,20 @@ def test_the_drop_in_compiler_gives_eagers_answers_and_state_of_both_kinds():
 def test_an_option_of_another_type_is_refused_by_name(options, message):
     with pytest.raises(InputError, match=f"^{message}$"):
         runner(lambda x: x + 1, torch.ones(2, 3), **options)
+
+
+def masks_by_address(x, mask):
+    """As C code does that gets addresses: no operation of torch shows the read or the write."""
+    y = x * 1
+    values, kept = np.from_dlpack(y), np.from_dlpack(mask)
+    for place in np.flatnonzero(~kept):
+        ctypes.memset(values.ctypes.data + int(place) * values.itemsize, 0, values.itemsize)
+    return y + 1
+
+
+def test_a_write_by_address_is_served_eagerly_although_the_example_hides_it():
+    x, all_kept = torch.ones(1, 3), torch.ones(1, 3, dtype=torch.bool)
+    with runner(masks_by_address, x, all_kept, batch_sizes=(1,)) as serving:
+        assert serving(x, ~all_kept).tolist() == [[1, 1, 1]]
+        (why,) = serving.statistics.refused.values()
+        assert why.startswith("a tensor of (1, 3) changed, and no torch operation wrote it (aten.add) at ")

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+from pytest_cudagraph import pytree
 from pytest_cudagraph.backends.buffers import StaticInputs, check_output
 from pytest_cudagraph.backends.capture_mode import capturing, hidden_from_compiler, uncached_autocast
 from pytest_cudagraph.backends.cpu.graph import CpuGraph, LastReplayed
-from pytest_cudagraph.backends.cpu.recording import OperationRecorder, SeenMemory, record
+from pytest_cudagraph.backends.cpu.hidden_writes import WatchedWarmUp
+from pytest_cudagraph.backends.cpu.recording import OperationRecorder, record
 from pytest_cudagraph.backends.cpu.tape import OpaqueCall, Tape
 from pytest_cudagraph.backends.generators import GeneratorStates, generators_of, set_states, states_of
 from pytest_cudagraph.protocols import EventTimer, Model
@@ -40,7 +43,7 @@ class CpuRegion:
         if isinstance(observer, OperationRecorder):
             return observer.record_region(OpaqueCall(self.label, self._call, self._execute), args, kwargs)
         if observer is not None:
-            observer.see((args, kwargs))
+            return observer.call_opaque(self._execute, args, kwargs)
         return self._execute(*args, **kwargs)
 
     def _execute(self, *args: Any, **kwargs: Any) -> Any:
@@ -48,15 +51,11 @@ class CpuRegion:
         return self._call(*args, **kwargs)
 
 
-def _observer() -> OperationRecorder | SeenMemory | None:
+def _observer() -> OperationRecorder | WatchedWarmUp | None:
     if torch._C._len_torch_dispatch_stack() == 0:  # the usual case, in timed code
         return None
     modes = _get_current_dispatch_mode_stack()
-    return next((mode for mode in reversed(modes) if isinstance(mode, (OperationRecorder, SeenMemory))), None)
-
-
-# As in torch.cuda.make_graphed_callables: by then, compilers and first-call caches have finished.
-_WARMUPS = 3
+    return next((mode for mode in reversed(modes) if isinstance(mode, (OperationRecorder, WatchedWarmUp))), None)
 
 
 class CpuBackend:
@@ -120,20 +119,12 @@ class CpuPool:
         """
         inputs = StaticInputs(args, kwargs)
         with torch.inference_mode(), uncached_autocast(), capturing():
-            seen = None
-            for call in range(_WARMUPS):
-                # The first call may build and compile. Two calls also show state that alternates.
-                seen = hidden_from_compiler(SeenMemory)() if call == 1 else seen
-                static_args, static_kwargs = inputs.arguments()
-                with seen or nullcontext():
-                    tensors = check_output(model(*static_args, **static_kwargs))
-                if seen is not None:
-                    seen.see(tensors)
-                inputs.copy_in(args, kwargs)  # a model may have written to its inputs
-                rewind()
+            warm_up = _warmed_up(model, inputs, args, kwargs, rewind)
             started_ns = time.perf_counter_ns()
-            tape, output = record(model, *inputs.arguments(), seen)
+            tape, output = record(model, *inputs.arguments(), warm_up)
             tape.check_origin(check_output(output))
+            if warm_up.refusal is not None:
+                raise warm_up.refusal
         receipt = _receipt(tape, inputs, batch_size, time.perf_counter_ns() - started_ns)
         graph = CpuGraph(tape=tape, last=self._last, inputs=inputs, output=output, receipt=receipt)
         self._graphs.append(graph)
@@ -149,6 +140,39 @@ class CpuPool:
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
+
+
+def _warmed_up(
+    model: Model, inputs: StaticInputs, args: tuple[Any, ...], kwargs: Mapping[str, Any], rewind: Callable[[], None]
+) -> WatchedWarmUp:
+    """Call three times, as ``torch.cuda.make_graphed_callables`` does. The first call may build and compile.
+
+    Two watched calls also show state that alternates. One of them is on other values, because those of the example may
+    hide a write, as a mask that masks nothing does.
+    """
+
+    def start_again() -> None:
+        inputs.copy_in(args, kwargs)  # a model may have written to its inputs
+        rewind()
+
+    def call(function: Callable[..., Any]) -> None:
+        static_args, static_kwargs = inputs.arguments()
+        check_output(function(static_args, static_kwargs))
+        start_again()
+
+    warm_up = hidden_from_compiler(WatchedWarmUp)()
+    watched = functools.partial(warm_up.call, model)
+    call(lambda args, kwargs: model(*args, **kwargs))
+    try:
+        for tensor in pytree.tensors_in(inputs.arguments()):
+            _ = tensor.neg_() if tensor.is_floating_point() or tensor.is_complex() else tensor.zero_()
+        call(watched)
+    # The model need not accept these values.
+    except Exception:
+        start_again()
+        call(watched)
+    call(watched)
+    return warm_up
 
 
 def _receipt(tape: Tape, inputs: StaticInputs, batch_size: int, capture_ns: int) -> Receipt:

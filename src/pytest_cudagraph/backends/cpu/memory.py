@@ -218,25 +218,28 @@ def plain_alias(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def names_of(model: Callable[..., Any]) -> dict[int, str]:
-    """The names of a module's tensors by storage key. A bound method stands for its module."""
-    module = model if isinstance(model, nn.Module) else getattr(model, "__self__", None)
+    """The names of a module's tensors by storage key."""
     names: dict[int, str] = {}
-    if not isinstance(module, nn.Module):
-        return names
-    with torch._C.DisableTorchFunctionSubclass():
-        for prefix, part in module.named_modules():
-            for name, value in _held(part):
-                _add(names, value, f"{prefix}.{name}" if prefix else name)
+    for name, tensor in held_by(model):
+        key = storage_key(tensor)
+        if key is not None:
+            names.setdefault(key, name)
     return names
 
 
-def _add(names: dict[int, str], value: Any, name: str) -> None:
-    # A container that holds itself has no end.
-    with contextlib.suppress(RecursionError):
-        for tensor in tensors_of(value):
-            key = storage_key(tensor)
-            if key is not None:
-                names.setdefault(key, name)
+def held_by(model: Callable[..., Any]) -> list[tuple[str, torch.Tensor]]:
+    """The tensors of a module, with names. A bound method stands for its module."""
+    module = model if isinstance(model, nn.Module) else getattr(model, "__self__", None)
+    found: list[tuple[str, torch.Tensor]] = []
+    if not isinstance(module, nn.Module):
+        return found
+    with torch._C.DisableTorchFunctionSubclass():
+        for prefix, part in module.named_modules():
+            for name, value in _held(part):
+                # A container that holds itself has no end.
+                with contextlib.suppress(RecursionError):
+                    found += [(f"{prefix}.{name}" if prefix else name, tensor) for tensor in tensors_of(value)]
+    return found
 
 
 def _held(module: nn.Module) -> Iterable[tuple[str, Any]]:

@@ -82,7 +82,7 @@ def record(
     is_known = None if seen is None else lambda key: key in names or seen.has_seen(key)
     inputs = [*pytree.tensors_in((args, kwargs))]
     tape = Tape(refusals, inputs=inputs, borrowed=BorrowedMemory(names), is_known=is_known)
-    placement = _placement(model, inputs, names)
+    placement = placement_of(model, inputs, names)
     random = torch.get_rng_state()
     compiled = _compiled_frames()
     try:
@@ -101,7 +101,7 @@ def record(
     return tape, output
 
 
-def _placement(model: Model, inputs: Iterable[torch.Tensor], names: Mapping[int, str]) -> Placement:
+def placement_of(model: Model, inputs: Iterable[torch.Tensor], names: Mapping[int, str]) -> Placement:
     """Inputs, parameters and buffers lie on the device. Other tensors of the model may lie on the host."""
     owner = model if isinstance(model, nn.Module) else getattr(model, "__self__", None)
     held = (*owner.parameters(), *owner.buffers()) if isinstance(owner, nn.Module) else ()
