@@ -252,6 +252,8 @@ class _ProbeRuns:
     def _next(self, what: str, run: Callable[[], _T]) -> _T | None:
         """Run from the host's state after the last call. The values on the device may be those of the first call."""
         written = self.seen.changes.written
+        if not written:
+            return self._try(what, run)
         if self.probe.backend.kind == "cuda":
             # A second step could write past the end of a cache, which ends all work of a GPU.
             self.snapshot.rewinder([name for name in written if self.held[name].is_cuda])()
