@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, runtime_checkable
 
@@ -34,6 +34,10 @@ class CapturedGraph(Protocol):
         :class:`~pytest_cudagraph.errors.InputError` for another structure, shape, dtype or device, and for a plain
         Python argument that differs from the captured one.
         """
+        ...
+
+    def replay_leaves(self, leaves: Sequence[Any]) -> Any:
+        """As a call, for a caller that has compared the leaves of the arguments with those of the capture."""
         ...
 
     def replay(self) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -117,6 +118,10 @@ class StaticInputs:
                 raise InputError(_structure_text(self._structure, structure))
             if misfit := self._misfit(leaves):
                 raise InputError(misfit)
+        self.copy_leaves(leaves)
+
+    def copy_leaves(self, leaves: Sequence[Any]) -> None:
+        """As :meth:`copy_in`, for leaves that the caller has compared with those of the capture."""
         if _is_inference():
             self._copy(leaves)
         else:
@@ -163,10 +168,11 @@ class StaticInputs:
         )
 
 
-class BufferedGraph:
-    """The part that graphs of both backends share: the output, the receipt and the count of replays."""
+class BufferedGraph(ABC):
+    """The part that graphs of both backends share: the buffers, the receipt and the count of replays."""
 
-    def __init__(self, output: Any, receipt: Receipt) -> None:
+    def __init__(self, inputs: StaticInputs, output: Any, receipt: Receipt) -> None:
+        self._inputs: StaticInputs | None = inputs  # None when closed
         self._output = output
         self._receipt = receipt
         self._replays = 0
@@ -180,6 +186,25 @@ class BufferedGraph:
     def replays(self) -> int:
         """Launches since capture."""
         return self._replays
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Copy the arguments in, replay, return the captured output, which the next replay overwrites."""
+        __tracebackhide__ = True
+        if self._inputs is None:
+            raise self._closed_error()
+        self._inputs.copy_in(args, kwargs)
+        return self.replay()
+
+    def replay_leaves(self, leaves: Sequence[Any]) -> Any:
+        """As a call, for leaves of arguments that are known to fit."""
+        if self._inputs is None:
+            raise self._closed_error()
+        self._inputs.copy_leaves(leaves)
+        return self.replay()
+
+    @abstractmethod
+    def replay(self) -> Any:
+        """Replay on the values that the static inputs hold now."""
 
     def _closed_error(self) -> CudagraphError:
         return CudagraphError(f"the graph of batch size {self._receipt.batch_size} is closed; capture it again")

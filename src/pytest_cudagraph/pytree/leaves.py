@@ -143,7 +143,7 @@ def _collect(value: Any, leaves: list[Any]) -> Structure:
         leaves.append(value)
         return LEAF
     children, context = node.split(value)
-    return Structure(cls, context, tuple([_collect(child, leaves) for child in children]))
+    return _structure(Structure, (cls, context, tuple([_collect(child, leaves) for child in children])))
 
 
 def _build(structure: Structure, leaves: Iterator[Any]) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -56,6 +56,10 @@ class CompiledAsGraph:
 
     def replay(self) -> Any:
         """Never called: compiled code has no static inputs."""
+        raise NotImplementedError
+
+    def replay_leaves(self, leaves: Sequence[Any]) -> Any:
+        """Never called: see :meth:`replay`."""
         raise NotImplementedError
 
     def poison(self) -> None:

@@ -213,12 +213,12 @@ class GraphRunner:
         if graph is None:
             return self._eager(NoGraphReason.REFUSED, args, kwargs)
         if rows == size:
-            output = graph(*args, **kwargs)
+            output = graph.replay_leaves(values)
         else:
             cut = form.cut
             if not isinstance(cut, Cut):
                 return self._eager(NoGraphReason.NOT_PADDED if cut is None else cut.reason, args, kwargs)
-            output = cut(form.call.replay_padded(graph, values, size), rows)
+            output = cut(graph.replay_leaves(form.call.padded(values, size)), rows)
             tally.padded += 1
             tally.padding_rows += size - rows
         form.replays[size] += 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -13,8 +13,7 @@ from pytest_cudagraph.errors import first_line
 from pytest_cudagraph.foreign import value_text
 from pytest_cudagraph.inputs import Example, batched_dims
 from pytest_cudagraph.inputs.example import argument_name, is_opaque
-from pytest_cudagraph.protocols import CapturedGraph
-from pytest_cudagraph.pytree import LEAF, flatten, unflatten
+from pytest_cudagraph.pytree import LEAF, flatten
 from pytest_cudagraph.serving.statistics import NoGraphReason
 
 
@@ -194,16 +193,13 @@ class CallForm:
         own = (tuple(slot.at_rows(rows) for slot in self._slots) for rows in range(largest, 0, -1))
         return next((each for each in own if each in shapes), None)
 
-    def replay_padded(self, graph: CapturedGraph, values: list[Any], rows: int) -> Any:
-        """Replay with the leaves of a call, each batched tensor padded to ``rows``; returns the graph's own output."""
+    def padded(self, values: Sequence[Any], rows: int) -> list[Any]:
+        """The leaves of a call, each batched tensor padded to ``rows``."""
         filled = list(values)
         for slot in self._slots:
             if slot.dim is not None:
                 filled[slot.at] = padded(filled[slot.at], slot.dim, rows)
-        if self._is_flat:
-            return graph(*filled[: self._count], **dict(zip(self._names, filled[self._count :], strict=True)))
-        args, kwargs = unflatten(self._structure, filled)
-        return graph(*args, **kwargs)
+        return filled
 
     def _values(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any] | None:
         """The leaves of a call in the example's order; None if nesting or names differ."""

@@ -42,32 +42,20 @@ class CpuGraph(BufferedGraph):
     """
 
     def __init__(self, *, tape: Tape, last: LastReplayed, inputs: StaticInputs, output: Any, receipt: Receipt) -> None:
-        super().__init__(output, receipt)
+        super().__init__(inputs, output, receipt)
         self._steps, self._opaque = tape.steps, tape.opaque
         self._borrowed = tape.borrowed
-        self._inputs: StaticInputs | None = inputs
         self._owned = tape.storages.made_among(pytree.tensors_in(output))
         self._last = last
         self._is_verified = False
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Copy the arguments in, replay, return the captured output, which the next replay overwrites."""
-        __tracebackhide__ = True
-        inputs = self._inputs
-        if inputs is None:
-            raise self._closed_error()
-        # As at capture: inference mode, and no autocast, which the caller may have turned on since.
-        if _is_inference() and not _is_autocast():
-            inputs.copy_in(args, kwargs)
-            return self._run()
-        with torch._C._InferenceMode(True), torch._C._DisableAutocast():
-            inputs.copy_in(args, kwargs)
-            return self._run()
 
     def replay(self) -> Any:
         """Run on the values that the static inputs hold now."""
         if self._inputs is None:
             raise self._closed_error()
+        # As at capture: inference mode, and no autocast, which the caller may have turned on since.
+        if _is_inference() and not _is_autocast():
+            return self._run()
         with torch._C._InferenceMode(True), torch._C._DisableAutocast():
             return self._run()
 

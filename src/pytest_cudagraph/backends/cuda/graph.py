@@ -18,24 +18,15 @@ class CudaCapturedGraph(BufferedGraph):
     def __init__(
         self, gpu: Gpu, graph: Any, inputs: StaticInputs, output: Any, owned: Sequence[torch.Tensor], receipt: Receipt
     ) -> None:
-        super().__init__(output, receipt)
+        super().__init__(inputs, output, receipt)
         self._gpu = gpu
         self._graph = graph
-        self._inputs: StaticInputs | None = inputs
         self._owned = tuple(owned)
 
     @property
     def is_open(self) -> bool:
         """Whether :meth:`close` has not been called."""
         return self._inputs is not None
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Copy the arguments into the static inputs, launch, return the static outputs."""
-        __tracebackhide__ = True
-        if self._inputs is None:
-            raise self._closed_error()
-        self._inputs.copy_in(args, kwargs)
-        return self.replay()
 
     def replay(self) -> Any:
         """Launch once on the values that the static inputs hold. Return the same output objects every time."""
