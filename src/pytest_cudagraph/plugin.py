@@ -17,6 +17,7 @@ from pytest_cudagraph.session.fixtures import (
     measure_speedup,
     perf_monitor,
 )
+from pytest_cudagraph.session.tuning_fixture import tune
 from pytest_cudagraph.settings.marks import DECODE_MARK_HELP, MARK_HELP
 from pytest_cudagraph.settings.options import add_options
 
@@ -29,6 +30,7 @@ __all__ = [
     "decode_engine",
     "measure_speedup",
     "perf_monitor",
+    "tune",
 ]
 
 

@@ -115,7 +115,7 @@ def test_a_mark_that_is_wrong_is_one_line_in_a_measured_run_too(project, options
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     assert [line for line in result.errlines if line] == [
         "ERROR: test_user.py::test_marked: @pytest.mark.graph_speedup needs a test that uses one of these fixtures: "
-        "assert_replay_close, capture_graphs, compile_model, cudagraph, measure_speedup, perf_monitor; found none"
+        "assert_replay_close, capture_graphs, compile_model, cudagraph, measure_speedup, perf_monitor, tune; found none"
     ]
     assert "INTERNALERROR" not in result.stdout.str()
 

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -13,7 +14,7 @@ import torch
 from pytest_cudagraph import inputs, pytree
 from pytest_cudagraph.backends import open_backend
 from pytest_cudagraph.backends.capture_mode import autocast_dtype, is_capturing
-from pytest_cudagraph.device import choose
+from pytest_cudagraph.device import choose, describe
 from pytest_cudagraph.errors import CudagraphError, InputError
 from pytest_cudagraph.inputs import Example
 from pytest_cudagraph.monitor import note_served
@@ -23,6 +24,7 @@ from pytest_cudagraph.serving.graph_set import GraphSet, check_max_graphs
 from pytest_cudagraph.serving.row_analysis import RunnerSetup
 from pytest_cudagraph.serving.rows import Cut
 from pytest_cudagraph.serving.statistics import NoGraphReason, RunnerStatistics, Tally
+from pytest_cudagraph.serving.tuned_file import graph_sizes
 
 _InferenceMode = torch._C._InferenceMode  # what torch.inference_mode enters, without a microsecond of Python
 _is_any_autocast = torch._C._is_any_autocast_enabled
@@ -90,6 +92,21 @@ class GraphRunner:
         except BaseException:
             self._graphs.close()
             raise
+
+    @classmethod
+    def tuned(
+        cls, path: str | Path, model: Model, *example_inputs: Any, name: str | None = None, **options: Any
+    ) -> GraphRunner:
+        """A runner for the batch sizes at which a graph was the best in a file of ``TuningReport.save``.
+
+        ``name`` is the entry's, by default the model's class; ``options`` are those of :class:`GraphRunner`. Raises
+        :class:`~pytest_cudagraph.errors.InputError` if the file has no such entry for this device, or if a graph of
+        the model itself is not the best.
+        """
+        example = Example(args=example_inputs, kwargs=dict(options.get("kwargs") or {}))
+        backend = options.pop("backend", None) or open_backend_for(options.get("device", "auto"), example)
+        sizes = graph_sizes(Path(path), name or type(model).__name__, describe(backend.kind))
+        return cls(model, *example_inputs, batch_sizes=sizes, backend=backend, **options)
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:

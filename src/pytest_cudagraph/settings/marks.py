@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 MARK = "graph_speedup"
 FIXTURES = frozenset(
-    {"cudagraph", "compile_model", "capture_graphs", "assert_replay_close", "measure_speedup", "perf_monitor"}
+    {"cudagraph", "compile_model", "capture_graphs", "assert_replay_close", "measure_speedup", "perf_monitor", "tune"}
 )
 
 DECODE_MARK = "decode"

@@ -1,0 +1,98 @@
+"""``tuned.json``: the best compile mode and graph for each batch size, by name and device."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from pytest_cudagraph import files
+from pytest_cudagraph.errors import CudagraphError, InputError
+from pytest_cudagraph.values import DeviceInfo
+
+SCHEMA = 1
+_LOCK_WAIT_S = 10.0
+
+
+def device_key(device: DeviceInfo) -> str:
+    """``cuda: NVIDIA H200``. Another driver or torch keeps the key."""
+    return f"{device.kind}: {device.name}"
+
+
+def save(path: Path, entry: Mapping[str, Any]) -> None:
+    """Add or replace one entry, which has ``name``, ``device`` and ``best_of``. Several processes may do so at once.
+
+    Raises :class:`~pytest_cudagraph.errors.CudagraphError` if the file cannot be read or written.
+    """
+    if not entry["best_of"]:
+        raise CudagraphError(f"{path}: no cell of {entry['name']!r} was measured, so there is nothing to save")
+    try:
+        with FileLock(path.with_name(f".{files.short_name(path.name)}.lock"), timeout=_LOCK_WAIT_S):
+            kept = [each for each in _entries(path) if _key(each) != _key(entry)]
+            found = {"schema": SCHEMA, "tuned": sorted([*kept, entry], key=_key)}
+            files.write_text(path, json.dumps(found, indent=1, allow_nan=False) + "\n")
+    except Timeout as error:
+        raise CudagraphError(f"{path}: another process has held its lock for {_LOCK_WAIT_S:.0f} s") from error
+    except OSError as error:
+        raise CudagraphError(f"{path}: cannot be written ({error.strerror}); nothing was changed") from error
+
+
+def graph_sizes(path: Path, name: str, device: DeviceInfo) -> tuple[int, ...]:
+    """The batch sizes whose best cell is a graph of the model itself.
+
+    Raises :class:`~pytest_cudagraph.errors.InputError` if there is no such entry, or if compiled code was better.
+    """
+    entries = {_key(each): each for each in _read(path)}
+    key = (name, device_key(device))
+    if key not in entries:
+        there = "; ".join(f"{each!r} on {where}" for each, where in entries) or "none"
+        raise InputError(f"{path} has no entry of {name!r} on {key[1]}; found: {there}: run tune(...).save(path) there")
+    best_of = entries[key]["best_of"]
+    compiled = sorted({cell["compile"] for cell in best_of.values() if cell["graph"] and cell["compile"] != "none"})
+    if compiled:
+        raise InputError(
+            f"{path}: graphs of compiled code ({', '.join(compiled)}) are the best for {name!r}, and a GraphRunner "
+            "captures the model itself: use create_integrated_compiler, or tune with compile=['none']"
+        )
+    sizes = tuple(sorted(int(size) for size, cell in best_of.items() if cell["graph"]))
+    if not sizes:
+        raise InputError(f"{path}: no graph is the best for {name!r} at any batch size: serve the model itself")
+    return sizes
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    try:
+        return _entries(path, must_exist=True)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from error
+
+
+def _entries(path: Path, *, must_exist: bool = False) -> list[dict[str, Any]]:
+    if not must_exist and not path.exists():
+        return []
+    try:
+        found = json.loads(files.read_text(path))
+        if not isinstance(found, dict) or found.get("schema") != SCHEMA:
+            raise ValueError(f"not a file of schema {SCHEMA}")
+        for each in found["tuned"]:
+            _check(each)
+        return list(found["tuned"])
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise InputError(
+            f"{path} is no file of TuningReport.save ({type(error).__name__}: {error}); it was left as it is"
+        ) from error
+
+
+def _check(entry: Any) -> None:
+    """Raise :class:`KeyError`, :class:`TypeError` or :class:`ValueError` for what is no entry."""
+    _key(entry)
+    for size, cell in entry["best_of"].items():
+        if int(size) < 1 or not isinstance(cell["compile"], str) or not isinstance(cell["graph"], bool):
+            raise ValueError(f"batch size {size}: {cell}")
+
+
+def _key(entry: Mapping[str, Any]) -> tuple[str, str]:
+    return str(entry["name"]), str(entry["device"])

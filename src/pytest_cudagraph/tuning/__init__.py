@@ -1,0 +1,7 @@
+"""The tuner: measures a grid of batch sizes, compile modes and graphs, and finds the best cell that is correct."""
+
+from pytest_cudagraph.tuning.cells import ReadyCell, TuningCell
+from pytest_cudagraph.tuning.report import MeasuredCell, TuningReport
+from pytest_cudagraph.tuning.tuner import tune, tune_examples
+
+__all__ = ["MeasuredCell", "ReadyCell", "TuningCell", "TuningReport", "tune", "tune_examples"]

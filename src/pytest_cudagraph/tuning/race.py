@@ -1,0 +1,112 @@
+"""A race: candidates are timed in turn, and each leaves as soon as the leader is known to be no worse.
+
+The test is that of the speed gate (:mod:`pytest_cudagraph.stats.betting`): it is valid at any moment. A candidate
+leaves when the bets show that it is not faster than the leader by more than the tolerance. With ``m`` candidates there
+are ``m (m - 1)`` ordered pairs, so each needs the evidence ``m (m - 1) / alpha``.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Generic, Literal, TypeVar
+
+from pytest_cudagraph.stats.betting import BettingLedger
+
+K = TypeVar("K", bound=Hashable)
+
+Place = Literal["best", "ties", "slower", "undecided"]
+"""``ties`` and ``slower``: known to be no better than the leader, and measured within the tolerance of it, or not.
+``undecided``: the time ended before that was known.
+"""
+
+_LEAST_ROUNDS = 10
+_LOOK_EVERY = 16
+"""After a look at ``n`` rounds, the next look is after ``n / 16`` more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RaceResult(Generic[K]):
+    """The winner, and by candidate its place and the logarithms of its costs, one for each round."""
+
+    best: K
+    places: dict[K, Place]
+    log_costs: dict[K, list[float]]
+
+    @property
+    def samples(self) -> int:
+        """The number of samples in all."""
+        return sum(map(len, self.log_costs.values()))
+
+
+def race(
+    candidates: Sequence[K],
+    sample: Callable[[K], float],
+    *,
+    is_over: Callable[[int], bool],
+    may_settle: Callable[[], bool] = lambda: True,
+    seed: int,
+    tolerance: float = 0.02,
+    alpha: float = 0.05,
+) -> RaceResult[K]:
+    """Sample the cost of each candidate once a round, in random order, until one is left or ``is_over(rounds)``.
+
+    Costs are above zero, and lower is better. The winner is not worse than any other by more than ``tolerance``, with
+    probability ``1 - alpha``, unless places are undecided. There are at least 10 rounds. While ``may_settle()`` is
+    False nobody leaves.
+    """
+    field, rng = _Field(list(candidates), tolerance, alpha), random.Random(seed)
+    rounds, next_look = 0, _LEAST_ROUNDS
+    while len(field.alive) > 1 or rounds < _LEAST_ROUNDS or not may_settle():
+        for candidate in rng.sample(field.alive, len(field.alive)):
+            field.log_costs[candidate].append(math.log(sample(candidate)))
+        rounds += 1
+        if rounds < next_look:
+            continue
+        next_look = rounds + 1 + rounds // _LOOK_EVERY
+        if may_settle():
+            field.drop_the_settled()
+        if is_over(rounds):
+            break
+    return field.result()
+
+
+class _Field(Generic[K]):
+    """The candidates that are still in the race, and the bets of each against each leader so far."""
+
+    def __init__(self, candidates: list[K], tolerance: float, alpha: float) -> None:
+        self.alive = candidates
+        self.log_costs: dict[K, list[float]] = {each: [] for each in candidates}
+        self._tolerance, self._alpha = tolerance, alpha
+        self._needed = max(len(candidates) * (len(candidates) - 1), 1) / alpha
+        self._ledgers: dict[tuple[K, K], BettingLedger] = {}
+        self._places: dict[K, Place] = {}
+
+    @property
+    def leader(self) -> K:
+        """The candidate with the least median cost."""
+        return min(self.alive, key=lambda each: median(self.log_costs[each]))
+
+    def drop_the_settled(self) -> None:
+        """Let every candidate leave that is known to be no better than the leader, beyond the tolerance."""
+        leader = self.leader
+        self.alive = [each for each in self.alive if each == leader or not self._is_settled(each, leader)]
+
+    def _is_settled(self, candidate: K, leader: K) -> bool:
+        own, best = self.log_costs[candidate], self.log_costs[leader]
+        ledger = self._ledgers.setdefault((candidate, leader), BettingLedger())
+        for number in range(ledger.count, len(own)):
+            ledger.book(own[number] - best[number] + self._tolerance)
+        if not ledger.is_enough(ledger.above, self._needed):
+            return False
+        behind = median(one - other for one, other in zip(own, best, strict=True))
+        self._places[candidate] = "ties" if behind <= self._tolerance else "slower"
+        return True
+
+    def result(self) -> RaceResult[K]:
+        best = self.leader
+        undecided: dict[K, Place] = dict.fromkeys(self.alive, "undecided")
+        return RaceResult(best=best, places={**undecided, **self._places, best: "best"}, log_costs=self.log_costs)

@@ -1,0 +1,61 @@
+"""The race finds the best, says what it knows, and ends."""
+
+import math
+import random
+
+import pytest
+
+from pytest_cudagraph.tuning.race import race
+
+TRUTH = {"fast": 1.00, "near": 1.005, "slow": 1.30, "slowest": 3.0}
+
+
+def sampler(truth, noise, seed=0):
+    rng = random.Random(seed)
+    return lambda name: truth[name] * math.exp(rng.gauss(0.0, noise))
+
+
+def after(most):
+    return lambda rounds: rounds >= most
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_slower_candidates_leave_and_one_within_the_tolerance_ties(seed):
+    found = race(list(TRUTH), sampler(TRUTH, 0.01, seed), is_over=after(1_000), seed=seed)
+    winner, other = ("fast", "near") if found.best == "fast" else ("near", "fast")
+    assert found.places == {winner: "best", other: "ties", "slow": "slower", "slowest": "slower"}
+    assert len(found.log_costs["slowest"]) < 100
+
+
+def test_what_the_time_does_not_decide_is_undecided():
+    found = race(list(TRUTH), sampler(TRUTH, 0.5), is_over=after(10), seed=0)
+    assert [place for place in found.places.values() if place != "best"] == ["undecided"] * 3
+    assert found.samples == 40
+
+
+def test_one_candidate_is_the_best_after_ten_rounds():
+    found = race(["fast"], sampler(TRUTH, 0.1), is_over=after(1_000), seed=0)
+    assert (found.best, found.places, found.samples) == ("fast", {"fast": "best"}, 10)
+
+
+def test_nobody_leaves_before_the_least_time():
+    sampled, sample = [], sampler(TRUTH, 0.01)
+
+    def counted(name):
+        sampled.append(name)
+        return sample(name)
+
+    found = race(
+        ["fast", "slowest"], counted, is_over=after(10_000), may_settle=lambda: len(sampled) >= 300, seed=0
+    )  # fmt: skip
+    assert found.places["slowest"] == "slower"
+    assert 150 <= len(found.log_costs["slowest"]) < 170
+
+
+def test_equal_candidates_hardly_ever_lose_one_another():
+    """The level of the test: with all costs equal and no tolerance, a candidate that leaves is a false claim."""
+    equal = dict.fromkeys("abcd", 1.0)
+    races = [
+        race(list(equal), sampler(equal, 0.1, seed), is_over=after(60), tolerance=0.0, seed=seed) for seed in range(100)
+    ]
+    assert sum(set(found.places.values()) != {"best", "undecided"} for found in races) <= 5

@@ -1,0 +1,262 @@
+"""Only correct cells win, every other one is named with its reason, and the result is saved and served."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from tests.facts import CPU
+from torch import nn
+
+from pytest_cudagraph import GraphRunner
+from pytest_cudagraph.backends import open_backend
+from pytest_cudagraph.backends.capture_mode import is_capturing
+from pytest_cudagraph.errors import CudagraphError, InputError
+from pytest_cudagraph.tuning import MeasuredCell, TuningCell, TuningReport, tune, tuner
+from pytest_cudagraph.tuning.impact import Impact
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """A race may end after ten rounds."""
+    monkeypatch.setattr(tuner, "_LEAST_NS", 0)
+
+
+def model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 8), nn.ReLU()).eval()
+
+
+def tuned(given, *inputs, **options):
+    options = {"batch_sizes": [1, 2], "device": "cpu", "time_budget_s": 0.4, **options}
+    return tune(given, *(inputs or (torch.randn(1, 8),)), **options)
+
+
+def reasons(report):
+    return {(each.cell.batch_size, each.cell.graph): each.reason for each in report.cells if each.reason}
+
+
+def test_every_cell_is_measured_and_the_best_of_each_size_and_of_all_is_named():
+    report = tuned(model())
+    assert [each.cell for each in report.cells] == [
+        TuningCell(size, "none", graph) for size in (1, 2) for graph in (True, False)
+    ]
+    assert min(each.samples for each in report.cells) >= 10
+    assert set(report.best_of) == {1, 2}
+    assert report.best in report.best_of.values()
+    assert sum(each.share for each in report.impacts) == pytest.approx(1.0)
+    assert report.cells[0].memory_bytes > report.cells[1].memory_bytes == 0
+
+
+class ReadsTheHost(nn.Module):
+    def forward(self, x):
+        return x / x.abs().max().item()
+
+
+def test_a_model_that_cannot_be_captured_has_no_graph_cell():
+    report = tuned(ReadsTheHost())
+    assert reasons(report) == dict.fromkeys([(1, True), (2, True)], reasons(report)[1, True])
+    assert reasons(report)[1, True].startswith("the audit found host-sync: ")
+    assert not report.best.cell.graph
+    assert report.left_out == ()
+
+
+class WrongFromTwoRowsOn(nn.Module):
+    """A capture sees another branch than a call."""
+
+    def forward(self, x):
+        y = x + 1.0
+        return y * 1.5 if len(x) > 1 and is_capturing() else y
+
+
+def test_a_cell_whose_replay_is_wrong_never_wins(monkeypatch):
+    # The audit knows this hazard. The check must find it too.
+    monkeypatch.setattr("pytest_cudagraph.tuning.cells.GridOfCells._hazard", lambda cells: "")
+    report = tuned(WrongFromTwoRowsOn())
+    assert list(reasons(report)) == [(2, True)]
+    assert "differs from eager" in reasons(report)[2, True]
+    assert not report.best_of[2].cell.graph
+    assert report.left_out in (("batch_size=2",), ("graph=True",))
+
+
+def test_a_cell_that_runs_out_of_memory_is_named_and_the_others_go_on(monkeypatch):
+    capture = tuner.GridOfCells._prepare
+
+    def prepare(cells, cell):
+        if cell == (2, "none", True):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+        capture(cells, cell)
+
+    monkeypatch.setattr(tuner.GridOfCells, "_prepare", prepare)
+    report = tuned(model())
+    assert reasons(report) == {(2, True): "OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB"}
+    assert report.best is not None
+
+
+def test_compiled_code_that_differs_from_eager_never_wins(monkeypatch):
+    from pytest_cudagraph.compile import Compiled
+    from pytest_cudagraph.compile.compile_batches import CompiledBatch
+
+    def compiled(given, examples, mode, backend, **options):
+        call = given if mode == "none" else lambda x: given(x) * 1.01
+        return Compiled(mode, {size: CompiledBatch(call=call, regions=None, compile_ns=0) for size in examples})
+
+    monkeypatch.setattr("pytest_cudagraph.tuning.cells.compile_model", compiled)
+    report = tuned(model(), compile=["none", "inductor"], batch_sizes=[1])
+    failed = [each for each in report.cells if each.reason]
+    assert [each.cell.compile for each in failed] == ["inductor", "inductor"]
+    assert all("differs from eager" in each.reason for each in failed)
+    assert report.best.cell.compile == "none"
+
+
+def test_a_constraint_on_memory_keeps_cells_out_of_the_race():
+    report = tuned(model(), constraint=lambda ready: not ready.memory_bytes)
+    assert list(reasons(report)) == [(1, True), (2, True)]
+    assert reasons(report)[1, True].startswith("the constraint refuses it (memory ")
+
+
+def test_without_any_ready_cell_there_is_no_best():
+    report = tuned(model(), constraint=lambda ready: False)
+    assert (report.best, report.is_best_decided, report.impacts, report.usage()) == (None, False, (), [])
+    assert "not measured" in "\n".join(report.lines())
+
+
+class Counts(nn.Module):
+    """Ends with an index error after a few calls, unless its state is restored."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("at", torch.zeros((), dtype=torch.long))
+        self.register_buffer("cache", torch.zeros(16, 8))
+
+    def forward(self, x):
+        self.cache.index_copy_(0, self.at.reshape(1), x[:1])
+        self.at += 1
+        return x + self.cache.sum()
+
+
+def test_a_model_with_state_starts_each_sample_from_the_same_state_and_keeps_its_own():
+    counts = Counts()
+    report = tuned(counts, batch_sizes=[1])
+    assert reasons(report) == {}
+    assert counts.at.item() == 0
+    assert report.best is not None
+
+
+def test_objectives_choose_by_latency_by_row_or_by_a_function(monkeypatch):
+    fake = {1: 10.0, 2: 12.0}
+    monkeypatch.setattr(tuner._Measurement, "_sample", lambda own, cell: own.cost(cell, _keep(own, cell, fake)))
+
+    def _keep(own, cell, fake):
+        own.latencies_ns[cell].append(fake[cell.batch_size])
+        return fake[cell.batch_size]
+
+    def best(objective):
+        return tuned(model(), objective=objective, graph=[False]).best.cell.batch_size
+
+    assert (best("latency"), best("throughput"), best(lambda size, ns: ns**size)) == (1, 2, 1)
+    with pytest.raises(InputError, match=r"^an objective gives a finite number above 0; found -10\.0 for batch 1"):
+        best(lambda size, ns: -ns)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"compile": "none"}, "compile takes a list of 'none', 'inductor', 'aot'; found 'none'"),
+        ({"graph": True}, "graph takes a list of True and False; found True"),
+        ({"objective": "best"}, "objective is 'latency', 'throughput' or a function; found 'best'"),
+        ({"tolerance": 0}, "tolerance is a fraction above 0 and below 1; found 0"),
+        ({"time_budget_s": float("nan")}, "time_budget_s is a number of seconds above 0; found nan"),
+    ],
+)
+def test_a_wrong_option_is_one_sentence(options, text):
+    with pytest.raises(InputError) as caught:
+        tuned(model(), **options)
+    assert str(caught.value) == text
+
+
+def test_an_error_of_the_model_itself_is_raised():
+    def broken(x):
+        raise ZeroDivisionError("own")
+
+    with pytest.raises(ZeroDivisionError, match="own"):
+        tuned(broken)
+
+
+def story():
+    def cell(size, mode, graph, place, us, reason=""):
+        measured = {"latency_ns": us * 1e3, "cost": us * 1e3 / size, "samples": 40, "memory_bytes": 2048 * graph}
+        return MeasuredCell(
+            cell=TuningCell(size, mode, graph), place=place, reason=reason, **(measured if place else {})
+        )
+
+    cells = (
+        cell(1, "none", True, "best", 11.3),
+        cell(1, "none", False, "slower", 16.9),
+        cell(1, "aot", True, None, 0, "capture refused: operation not permitted when stream is capturing"),
+        cell(8, "none", True, "ties", 20.1),
+        cell(8, "none", False, "undecided", 20.5),
+        cell(8, "aot", True, "best", 20.0),
+    )
+    return TuningReport(
+        name="classifier", device=CPU, objective="throughput", tolerance=0.02, cells=cells, best=cells[5],
+        is_best_decided=False, measure_ns=2.5e9, left_out=("compile='aot'",), noise_share=0.004,
+        impacts=(Impact(factors=("batch_size",), share=0.9), Impact(factors=("batch_size", "graph"), share=0.1)),
+    )  # fmt: skip
+
+
+def test_a_report_in_words(golden):
+    golden("tuning/report.txt", "\n".join(story().lines()))
+
+
+def test_a_saved_report_reads_as_reviewed_and_replaces_only_its_own_entry(tmp_path, golden):
+    path = tmp_path / "tuned.json"
+    replace(story(), name="other").save(path)
+    story().save(path)
+    story().save(path)
+    found = json.loads(path.read_text(encoding="utf-8"))
+    assert [each["name"] for each in found["tuned"]] == ["classifier", "other"]
+    golden("tuning/tuned.json", json.dumps({**found, "tuned": found["tuned"][:1]}, indent=1))
+
+
+def test_a_runner_has_the_sizes_at_which_a_graph_was_the_best(tmp_path):
+    report = tuned(model(), batch_sizes=[1, 2, 4], name="ranker")
+    best = {each.cell: replace(each, place="best" if each.cell.graph != (each.cell.batch_size == 4) else "slower")
+            for each in report.cells}  # fmt: skip
+    replace(report, cells=tuple(best.values())).save(tmp_path / "tuned.json")
+    with GraphRunner.tuned(tmp_path / "tuned.json", model(), torch.randn(1, 8), name="ranker", device="cpu") as run:
+        assert run.batch_sizes == (1, 2)
+        run(torch.randn(2, 8))
+        assert run.statistics.hits == 1
+
+
+def served(path, name="classifier"):
+    GraphRunner.tuned(path, model(), torch.randn(1, 8), name=name, backend=open_backend("cpu"))
+
+
+def test_a_file_that_does_not_help_is_one_sentence(tmp_path, monkeypatch):
+    monkeypatch.setattr("pytest_cudagraph.serving.graph_runner.describe", lambda kind: CPU)
+    path = tmp_path / "tuned.json"
+    with pytest.raises(InputError, match=r"tuned\.json: cannot be read \(No such file or directory\)$"):
+        served(path)
+    story().save(path)
+    with pytest.raises(InputError, match=r"has no entry of 'nobody' on cpu: .*; found: 'classifier' on cpu:"):
+        served(path, name="nobody")
+    with pytest.raises(InputError, match=r"graphs of compiled code \(aot\) are the best for 'classifier'"):
+        served(path)
+    no_graph = [each for each in story().cells if not each.cell.graph]
+    replace(story(), cells=tuple(replace(each, place="best") for each in no_graph)).save(path)
+    with pytest.raises(InputError, match="no graph is the best for 'classifier' at any batch size"):
+        served(path)
+    for text in ("", "[]", '{"schema": 1, "tuned": [{"name": "a"}]}', '{"schema": 2, "tuned": []}'):
+        path.write_text(text, encoding="utf-8")
+        with pytest.raises(InputError, match=r"tuned\.json is no file of TuningReport\.save"):
+            served(path)
+        with pytest.raises(CudagraphError, match="it was left as it is"):
+            story().save(path)
+        assert path.read_text(encoding="utf-8") == text
+
+
+def test_a_report_without_a_best_cell_is_not_saved(tmp_path):
+    with pytest.raises(CudagraphError, match="no cell of 'classifier' was measured, so there is nothing to save"):
+        replace(story(), cells=()).save(tmp_path / "tuned.json")
