@@ -10,7 +10,7 @@ def checked(model, examples, backend, *, call_for=None, seed=1, after_capture=la
     """What the check finds at each batch size; ``call_for`` gives the compiled code of a batch size."""
     with backend.pool() as pool:
         captures = capture_batches(call_for or (lambda _: model), examples, pool, model=model, backend=backend)
-        assert captures.refused is None
+        assert captures.refused is None, captures.refused
         after_capture()
         return check_replays(
             captures.graphs,

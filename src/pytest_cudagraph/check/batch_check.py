@@ -69,6 +69,12 @@ class CheckedCall:
     replay: CallResult
 
 
+_VOID = (
+    "outputs do not depend on the inputs, so the check proves almost nothing. If the last layer is zero, as before "
+    "training, initialise it with other values"
+)
+
+
 class BatchCheck:
     """Checks one batch size, trial by trial. The first disagreement ends it."""
 
@@ -164,8 +170,11 @@ class BatchCheck:
         """The disagreement, or what all trials have shown."""
         if self._disagreement is not None:
             return self._disagreement
-        self._note_stale_inputs_unseen()
-        _, last = self._trials[-1]
+        (first_inputs, first), (last_inputs, last) = self._trials[0], self._trials[-1]
+        has_new_inputs = not has_same_inputs(first_inputs, last_inputs)
+        if not has_new_inputs:
+            self.note("the inputs hold nothing that can be drawn again: the check cannot detect stale inputs")
+        is_void = has_new_inputs and bool(last.outputs) and has_same_outputs(first, last)
         return Agreement(
             batch_size=self.case.batch_size,
             replays=self._replays,
@@ -174,6 +183,7 @@ class BatchCheck:
             bit_exact=self._bit_exact,
             eager_repeatable=self.is_repeatable,
             not_compared=(*last.opaque_places, *self.case.start.not_seen),
+            warnings=(_VOID,) if is_void else (),
             notes=tuple(self._notes),
             adversaries=tuple(self._adversaries),
         )
@@ -285,16 +295,6 @@ class BatchCheck:
         except Exception:
             return False
         return has_same_results(eager, other)
-
-    def _note_stale_inputs_unseen(self) -> None:
-        (first_inputs, first), (last_inputs, last) = self._trials[0], self._trials[-1]
-        if has_same_inputs(first_inputs, last_inputs):
-            self.note(
-                "the inputs hold nothing that can be drawn again: the check cannot detect stale inputs. "
-                "draw= can give others"
-            )
-        elif last.outputs and has_same_outputs(first, last):
-            self.note("outputs do not depend on the inputs: the check cannot detect stale inputs")
 
 
 def has_same_inputs(first: Example, second: Example) -> bool:

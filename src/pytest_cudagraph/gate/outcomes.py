@@ -41,7 +41,7 @@ def judge_agreement(found: Agreement | Disagreement, *, places: tuple[str, ...] 
     if isinstance(found, Disagreement):
         return _disagreement(found, places, fix)
     exactly = "bit for bit" if found.bit_exact else "within tolerance"
-    evidence = [*found.notes]
+    evidence = [*found.warnings, *found.notes]
     if found.adversaries:
         evidence.append(f"the inputs were fresh ones, and: {', '.join(found.adversaries)}")
     if not found.eager_repeatable:

@@ -231,6 +231,7 @@ def _check(found: Agreement) -> dict[str, Any]:
         "bit_exact": found.bit_exact,
         "adversaries": list(found.adversaries),
         "not_compared": list(found.not_compared),
+        "warnings": list(found.warnings),
         "notes": list(found.notes),
     }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import posixpath
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pytest_cudagraph.foreign import printable
@@ -207,6 +207,7 @@ def closing(
     lines = [", ".join(f"{count} {word}" for word, count in counts.items() if count) or "nothing measured"]
     lines += _undecided(reports)
     lines += _listed("faster", list(_faster(reports)))
+    lines += _listed("warning", list(_by_sizes(reports, lambda agreement: agreement.warnings)))
     lines += _listed("note", list(_notes(reports)))
     lines += _listed("stale", [f"{name}, batch {batch_size}" for name, batch_size in stale])
     lines += _listed("not written", [_of_batch(each) for each in refused])
@@ -255,13 +256,19 @@ def _not_judged(reports: Sequence[GraphReport]) -> list[str]:
 def _notes(reports: Sequence[GraphReport]) -> Iterator[str]:
     """What limits the result of a test that passed: notes of the check, and what the audit could not inspect."""
     for report in reports:
-        sizes: dict[str, list[str]] = {}
-        for batch in report.batches:
-            for note in _limits(batch.agreement) if batch.agreement else ():
-                sizes.setdefault(note, []).append(str(batch.batch_size))
-        yield from (f"{report.name}, batch {', '.join(of)}: {note}" for note, of in sizes.items())
+        yield from _by_sizes([report], _limits)
         yield from (f"{report.name}: {note}" for note in report.notes)
         yield from (f"{report.name}: not judged: {what}" for what in report.not_judged)
+
+
+def _by_sizes(reports: Sequence[GraphReport], texts_of: Callable[[Agreement], tuple[str, ...]]) -> Iterator[str]:
+    """Each text of the check once per test, with its batch sizes."""
+    for report in reports:
+        sizes: dict[str, list[str]] = {}
+        for batch in report.batches:
+            for text in texts_of(batch.agreement) if batch.agreement else ():
+                sizes.setdefault(text, []).append(str(batch.batch_size))
+        yield from (f"{report.name}, batch {', '.join(of)}: {text}" for text, of in sizes.items())
 
 
 def _limits(agreement: Agreement) -> tuple[str, ...]:

@@ -77,6 +77,8 @@ class Agreement:
     eager_repeatable: bool
     """Whether eager gave the same bits twice from the same state, inputs and seed."""
     not_compared: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    """Why the comparison proves almost nothing."""
     notes: tuple[str, ...] = ()
     adversaries: tuple[str, ...] = ()
     """The kinds of adversarial inputs that were used: those that eager accepts and that change the example."""

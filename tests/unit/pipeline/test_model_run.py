@@ -237,6 +237,45 @@ def test_a_wrong_replay_names_the_line_and_the_remedy():
     assert judgement.remedy == "fix: write in place with copy_ instead of assigning a new tensor"
 
 
+LIBRARY = """
+from torch import nn
+
+class Keeps(nn.Module):
+    cached = None
+
+    def forward(self, x):
+        if self.cached is None or self.cached.shape != x.shape:
+            self.cached = x * 2
+        return self.cached * 2
+"""
+
+
+def test_a_wrong_replay_of_a_library_names_its_line_and_the_users(tmp_path):
+    path = tmp_path / "site-packages" / "library.py"
+    path.parent.mkdir()
+    path.write_text(LIBRARY, encoding="utf-8")
+    names = {"__name__": "library"}
+    exec(compile(LIBRARY, str(path), "exec"), names)
+    inner = names["Keeps"]().eval()
+
+    class Mine(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.layer = inner, nn.Linear(4, 4)
+
+        def forward(self, x):
+            return self.inner(self.layer(x))
+
+    with run_of(Mine().eval()) as run:
+        report = pipeline.run_stages(run)
+    (judgement,) = [each for each in report.at(1).judgements if each.verdict is Verdict.WRONG]
+    assigned, called = [line for line in judgement.evidence if line.startswith(("assigned", "called"))]
+    assert assigned == f"assigned at {Site(file=str(path), line=9, function='forward')} in forward: self.cached = x * 2"
+    line = Mine.forward.__code__.co_firstlineno + 1
+    mine = Site(file=__file__, line=line, function="forward")
+    assert called == f"called from {mine} in forward: return self.inner(self.layer(x))"
+
+
 def test_a_difference_without_a_known_cause_has_a_remedy_too():
     found = Disagreement(batch_size=1, where="output", message="1 of 4 values differ")
     assert fix_for(found) == (

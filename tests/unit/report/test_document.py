@@ -127,6 +127,7 @@ def test_how_far_the_check_went_is_told():
             "bit_exact": True,
             "adversaries": ["zeros"],
             "not_compared": ["output[1] (Cache)"],
+            "warnings": [],
             "notes": ["a reservation"],
         },
         None,

@@ -209,6 +209,7 @@ def test_what_limits_the_proof_is_noted_once_with_its_batch_sizes():
                 state_tensors=0,
                 bit_exact=True,
                 eager_repeatable=True,
+                warnings=("it proves almost nothing",),
                 notes=(note,),
                 not_compared=("output[1] (Cache)", "state 'graph'"),
             ),
@@ -224,6 +225,7 @@ def test_what_limits_the_proof_is_noted_once_with_its_batch_sizes():
         not_judged=("custom operator mine::op",),
     )
     assert closing([noted], {"passed": 2})[1:] == [
+        "warning: a.py::test_a, batch 1, 8: it proves almost nothing",
         f"note: a.py::test_a, batch 1, 8: {note}",
         "note: a.py::test_a, batch 1, 8: not compared: output[1] (Cache), state 'graph'",
         "note: a.py::test_a: not judged: custom operator mine::op",

@@ -43,7 +43,7 @@ class CpuRegion:
         if isinstance(observer, OperationRecorder):
             return observer.record_region(OpaqueCall(self.label, self._call, self._execute), args, kwargs)
         if observer is not None:
-            return observer.call_opaque(self._execute, args, kwargs)
+            return observer.call_region(self._execute, args, kwargs)
         return self._execute(*args, **kwargs)
 
     def _execute(self, *args: Any, **kwargs: Any) -> Any:

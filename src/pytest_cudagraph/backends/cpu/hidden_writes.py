@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass_type
+from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass_type
 
 from pytest_cudagraph import hazards, pytree, sources
 from pytest_cudagraph.backends.capture_mode import storage_key, tensors_of
@@ -57,7 +57,7 @@ class WatchedWarmUp(SeenMemory):
             return NotImplemented  # torch then asks the subclass, whose inner operations come here
         kwargs = kwargs or {}
         if getattr(func, "namespace", "") not in _SEEN_INTO:
-            return self.call_opaque(func, args, kwargs)
+            return self._call_opaque(func, args, kwargs)
         given = list(tensors_of((args, kwargs)))
         self.see(given)
         if not func.is_view:
@@ -72,8 +72,13 @@ class WatchedWarmUp(SeenMemory):
         self._contents.forget(tensor for tensor in used if self._placement.place_of(tensor) == "host")
         return result
 
-    def call_opaque(self, code: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Call compiled code, or another operator that cannot be looked into."""
+    def call_region(self, code: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Call compiled code, whose kernels write by address."""
+        # This call does not come from the dispatcher, so the modes are still on.
+        with _disable_current_modes():
+            return self._call_opaque(code, args, kwargs)
+
+    def _call_opaque(self, code: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         self.see((args, kwargs))
         result = code(*args, **kwargs)
         self.see(result)
