@@ -222,9 +222,10 @@ class Subject:
     def rows(self, count: int) -> torch.Tensor:
         return torch.tensor([[self.random.gauss(0, 1) for _ in range(FEATURES)] for _ in range(count)], device="cuda")
 
-    def both(self, serve: Callable[[torch.Tensor], Any], count: int) -> None:
+    def both(self, serve: Callable[[torch.Tensor], Any], count: int, is_deep: bool = False) -> None:
         """Serve one call, and the same by the reference from equal inputs, random numbers and state."""
         x, seed = self.rows(count), self.random.randrange(1000)
+        x = x[None] if is_deep else x
         given = x.clone()
         if self.kind is Draws:
             torch.manual_seed(seed)
@@ -291,6 +292,7 @@ class Runner(Subject):
         if random_.random() < 0.2:
             self.refuse()
         self.clones = random_.random() < 0.8
+        self.is_watched = random_.random() < 0.8
         self.run = GraphRunner(
             self.model,
             self.rows(2),
@@ -298,10 +300,11 @@ class Runner(Subject):
             max_graphs=random_.choice((None, None, 1, 2)),
             capture=random_.choice(("now", "lazy", "lazy")),
             clone_outputs=self.clones,
+            watch="call" if self.is_watched else "manual",
         )
         self.steps = [self.call] * 5 + [
             self.call_twice, self.call_in_modes, self.change, self.renew, self.renew, self.refuse, self.recapture,
-            self.wrong_call, self.call_in_threads, self.call_on_a_stream, self.inside_a_capture, self.train,
+            self.also, self.wrong_call, self.call_in_threads, self.call_on_a_stream, self.inside_a_capture, self.train,
         ]  # fmt: skip
 
     def _some(self) -> int:
@@ -317,6 +320,8 @@ class Runner(Subject):
         count = self._some()
         self.both(self.run, count)
         told = change()
+        if not self.is_watched:
+            self.run.renew_if_changed()
         self.both(self.run, count)
         return told
 
@@ -345,6 +350,15 @@ class Runner(Subject):
 
     def recapture(self) -> None:
         self._before_and_after(self.run.recapture)
+
+    def also(self) -> None:
+        """Calls of another form, in turn with those of the first."""
+        if self.kind not in STATELESS:
+            return
+        if len(self.run.statistics.forms) == 1:
+            self.run.also(self.rows(2)[None], batch_sizes=self.random.sample(SIZES, 2), batch_dim=1)
+        for is_deep in (True, False, True):
+            self.both(self.run, self._some(), is_deep)
 
     def wrong_call(self) -> None:
         """Calls that no graph fits run eager, also if the model raises."""

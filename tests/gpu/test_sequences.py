@@ -28,9 +28,9 @@ def test_every_call_agrees_with_eager_and_the_allocator_holds_nothing_afterwards
 @pytest.mark.parametrize(
     ("target", "fault", "seed", "found"),
     [
-        ("serving.model_watch.ModelWatch.has_changed", lambda watch: False, 22, "not close"),
+        ("serving.model_watch.ModelWatch.has_changed", lambda watch: False, 27, "not close"),
         ("backends.cuda.backend.generators_of", lambda device, *roots: [], 12, "not close"),
-        ("backends.cuda.recording._reset_returns_share", lambda gpu: True, 7, "segments of graphs"),
+        ("backends.cuda.recording._reset_returns_share", lambda gpu: True, 8, "segments of graphs"),
     ],
 )
 def test_a_planted_fault_is_found(monkeypatch, target, fault, seed, found):
