@@ -13,6 +13,8 @@ pytest_plugins = ["pytester"]
 
 GOLDEN = Path(__file__).parent / "golden"
 
+# Models of a few numbers are slower on several threads. Read when torch is loaded, also by processes that tests start.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Coverage is taken of the workers alone, not of the processes that tests start.

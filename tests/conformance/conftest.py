@@ -30,13 +30,10 @@ def _queued_work():
 
 
 @pytest.fixture(autouse=True)
-def _one_thread_and_generators_kept():
-    """Modules of a few numbers are slower on several threads; cases that draw leave no trace."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+def _generators_kept():
+    """Cases that draw leave no trace."""
     with torch.random.fork_rng(devices=[]):
         yield
-    torch.set_num_threads(threads)
 
 
 def pytest_terminal_summary(terminalreporter, config):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -30,10 +29,6 @@ def pytest_collection_modifyitems(items):
     ours = [item for item in items if HERE in item.path.parents]
     set_of_ours = set(ours)
     missing = why_no_gpu() if ours else None
-    if missing == EMULATED:
-        # On a busy machine a second thread waits for its core in each small kernel. Processes of tests inherit this.
-        torch.set_num_threads(1)
-        os.environ["OMP_NUM_THREADS"] = "1"
     in_order = iter(sorted(ours, key=_cost))
     items[:] = [next(in_order) if item in set_of_ours else item for item in items]
     for item in ours:

@@ -27,14 +27,6 @@ MORE_SEEDS = range(60)
 ROWS, FEATURES = 64, 256
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 class Scaled(nn.Module):
     """Computes its factor from its weight at the first call, as lazy caches do."""
 

@@ -17,7 +17,6 @@ MODELS = """
 import torch
 from torch import nn
 
-torch.set_num_threads(1)
 torch.manual_seed(0)
 
 
@@ -128,9 +127,8 @@ class Project:
 
         from pytest_cudagraph.measure import PerfCounterClock
 
-        folder, threads, state = Path.cwd(), torch.get_num_threads(), random.getstate()
+        folder, state = Path.cwd(), random.getstate()
         linecache.clearcache()
-        torch.set_num_threads(1)
         try:
             with warnings.catch_warnings(), torch.random.fork_rng(devices=[]), pytest.MonkeyPatch.context() as patch:
                 warnings.resetwarnings()
@@ -139,7 +137,6 @@ class Project:
                 return self.pytester.runpytest_inprocess(*arguments, plugins=[self.libraries], no_reraise_ctrlc=True)
         finally:
             self.libraries.put_back()
-            torch.set_num_threads(threads)
             random.setstate(state)
             os.chdir(folder)
 

@@ -79,8 +79,6 @@ def test_random_wrong_uses_are_the_users_error_or_one_of_ours(project):
 GOOD = """
 import torch
 
-torch.set_num_threads(1)
-
 
 def test_good(cudagraph):
     cudagraph(torch.nn.ReLU(), torch.randn(1, 4), min_speedup=0.0001, name="{name}")

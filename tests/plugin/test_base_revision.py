@@ -13,10 +13,9 @@ import pytest
 # A clock that only the models move: the verdicts are those of the readings, whatever else this machine does.
 CONFTEST = """
 import model
-import pytest, torch
+import pytest
 from pytest_cudagraph.measure import PerfCounterClock
 
-torch.set_num_threads(1)
 patch = pytest.MonkeyPatch()
 for reading in ("now_ns", "cpu_time_ns"):
     patch.setattr(PerfCounterClock, reading, lambda self: model.now_ns)

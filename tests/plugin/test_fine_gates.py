@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 CONFTEST = """
-import pytest, torch
+import pytest
 from pytest_cudagraph.pipeline import noise_floor
 from pytest_cudagraph.values import Interval
-
-torch.set_num_threads(1)
 
 
 def floors(backend, clock, *, budget_s, calls):

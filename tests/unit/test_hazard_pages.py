@@ -144,7 +144,7 @@ def test_what_is_called_legal_fails_nowhere(id_, stages_of):
 def real_run(tmp_path_factory):
     """One run of pytest over the models with hazards. Gives its output and its tests by id."""
     folder = tmp_path_factory.mktemp("pages")
-    (folder / "conftest.py").write_text("import torch\n\ntorch.set_num_threads(1)\ntorch.manual_seed(0)\n")
+    (folder / "conftest.py").write_text("import torch\n\ntorch.manual_seed(0)\n")
     for id_ in IDS:
         test = "\n\ndef test_it(cudagraph):\n    cudagraph(model, *(x if isinstance(x, tuple) else (x,)))\n"
         (folder / f"test_{id_.replace('-', '_')}.py").write_text(blocks(id_)["before"] + test)
