@@ -21,8 +21,13 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.pop("COVERAGE_PROCESS_CONFIG", None)
 
 
+def pytest_collection():
+    gc.disable()
+
+
 def pytest_collection_finish():
-    """Pytest and the product collect garbage in most tests. What was imported need not be searched each time."""
+    """Pytest and the product collect garbage in most tests. What was imported need not be searched."""
+    gc.enable()
     gc.freeze()
 
 

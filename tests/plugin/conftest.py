@@ -83,7 +83,7 @@ class Libraries:
     """Pytester forgets each module that a run imported. Torch cannot be imported twice, so libraries stay."""
 
     def __init__(self, projects: Path) -> None:
-        self.projects = projects
+        self.projects = f"{projects}{os.sep}"
         self.modules = {}
 
     @pytest.hookimpl(trylast=True)
@@ -95,7 +95,7 @@ class Libraries:
 
     def _is_of_a_project(self, module) -> bool:
         file = getattr(module, "__file__", None)
-        return file is not None and Path(file).is_relative_to(self.projects)
+        return isinstance(file, str) and file.startswith(self.projects)
 
 
 class Project:

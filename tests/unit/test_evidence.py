@@ -272,21 +272,31 @@ def test_a_damaged_file_is_refused_by_name(tmp_path):
         evidence.newest(tmp_path)
 
 
-def test_a_rehearsal_must_say_where_its_file_goes():
-    command = [sys.executable, str(ROOT / "benchmarks" / "gpu.py"), "--rehearse"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 2
-    assert "--rehearse needs --out: its figures are no evidence and must not lie among any" in done.stderr
-
-
-def test_on_an_emulated_device_no_evidence_is_measured(monkeypatch, tmp_path, capsys):
+@pytest.fixture
+def measure(monkeypatch):
+    """The main function of ``benchmarks/gpu.py``."""
     monkeypatch.setenv("TEARDOWN_CUPTI", "0")
     monkeypatch.setattr(sys, "path", [*sys.path])
     from benchmarks import gpu
 
+    def main(*arguments):
+        monkeypatch.setattr(sys, "argv", ["gpu.py", *arguments])
+        return gpu.main()
+
     monkeypatch.setattr(gpu.device, "why_no_gpu", lambda: gpu.device.EMULATED)
-    monkeypatch.setattr(sys, "argv", ["gpu.py", f"--out={tmp_path}"])
-    assert gpu.main() == 1
+    return main
+
+
+def test_a_rehearsal_must_say_where_its_file_goes(measure, capsys):
+    with pytest.raises(SystemExit) as end:
+        measure("--rehearse")
+    assert end.value.code == 2
+    told = "--rehearse needs --out: its figures are no evidence and must not lie among any"
+    assert told in capsys.readouterr().err
+
+
+def test_on_an_emulated_device_no_evidence_is_measured(measure, tmp_path, capsys):
+    assert measure(f"--out={tmp_path}") == 1
     assert capsys.readouterr().err == (
         "no GPU can be used: an emulated CUDA device, which is no GPU; --rehearse runs the script on the CPU twin\n"
     )

@@ -802,10 +802,10 @@ def test_frozen_time_stops_neither_the_bound_of_a_measurement_nor_of_a_compile(f
 
 
 def test_a_clock_that_stands_still_is_an_error_by_name(monkeypatch):
-    monkeypatch.setattr(timer, "_STOPPED_SAMPLES", 1000)
+    monkeypatch.setattr(timer, "_STOPPED_CALLS", 1000)
     with pytest.raises(CudagraphError) as raised:
         run(0.0, 0.0)
     assert str(raised.value) == (
-        "a measurement needs a clock that advances; FakeClock stood still for 1000 samples: something replaced "
+        "a measurement needs a clock that advances; FakeClock stood still for 1000 calls: something replaced "
         "time.perf_counter_ns before this plugin was loaded (freezegun, a mock); measure outside of it"
     )

@@ -18,8 +18,8 @@ from pytest_cudagraph.values import Interval
 ArmName = Literal["eager", "replay", "compiled"]
 Call = Callable[[], object]
 
-_STOPPED_SAMPLES = 100_000
-"""A sample takes microseconds, and no clock is coarser than 16 ms: some thousand samples."""
+_STOPPED_CALLS = 1_000_000
+"""A call takes a microsecond at least, and no clock is coarser than 16 ms: some ten thousand calls."""
 
 _FIRST_SHARE = 0.25
 """The share of the time budget that a measurement may take without extension."""
@@ -76,8 +76,8 @@ class Timer:
     """The last duration of ``prepare``."""
     extended: bool = False
     start_ns: int = field(init=False)
-    samples_without_time: int = 0
-    """Samples in a row during which the clock did not move."""
+    calls_without_time: int = 0
+    """Calls in a row during which the clock did not move."""
 
     def __post_init__(self) -> None:
         self.start_ns = self.clock.now_ns()
@@ -102,16 +102,16 @@ class Timer:
         if not elapsed_ns:
             self._count_without_time()
         else:
-            self.samples_without_time = 0
+            self.calls_without_time = 0
         # An interval below the clock's resolution reads 0, which has no logarithm.
         return max(elapsed_ns, self.clock.resolution_ns, 1.0) / self.inner_calls
 
     def _count_without_time(self) -> None:
-        self.samples_without_time += 1
-        if self.samples_without_time >= _STOPPED_SAMPLES:
+        self.calls_without_time += self.inner_calls
+        if self.calls_without_time >= _STOPPED_CALLS:
             raise CudagraphError(
                 f"a measurement needs a clock that advances; {type(self.clock).__name__} stood still for "
-                f"{_STOPPED_SAMPLES} samples: something replaced time.perf_counter_ns before this plugin was loaded "
+                f"{_STOPPED_CALLS} calls: something replaced time.perf_counter_ns before this plugin was loaded "
                 "(freezegun, a mock); measure outside of it"
             )
 
