@@ -189,7 +189,7 @@ def test_a_baseline_with_merge_conflicts_is_refused_before_any_test_runs_in_xdis
     project.measure("--cudagraph-update").assert_outcomes(passed=1)
     text = project.baseline.read_text(encoding="utf-8")
     project.baseline.write_text(text.replace("{", "{\n<<<<<<< HEAD", 1), encoding="utf-8")
-    project.write(plain="raise SystemExit('ran')")
+    project.pytester.makepyfile(test_user="def test_plain(cudagraph): raise SystemExit('ran')")
     result = project.measure(*UNDER_XDIST)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     (told,) = [line for line in result.errlines if line]

@@ -113,12 +113,6 @@ def test_a_run_from_a_subfolder_sees_what_is_stale(saved, monkeypatch):
 
 
 @pytest.mark.contract
-def test_xdist_tells_the_same(saved):
-    write(saved, *CHANGED["skipped"])
-    assert told_stale(saved, "-n", "1") == []
-
-
-@pytest.mark.contract
 def test_tests_that_a_dead_xdist_worker_never_came_to_leave_no_stale_entries(project):
     project.write(named=GOOD.replace("batch_sizes", "name='mine', batch_sizes"))
     project.measure("--cudagraph-update").assert_outcomes(passed=1)
@@ -129,16 +123,26 @@ def test_tests_that_a_dead_xdist_worker_never_came_to_leave_no_stale_entries(pro
     assert not [line for line in result.outlines if " stale" in line or line.startswith("stale:")]
 
 
-@pytest.mark.parametrize("workers", [[], pytest.param(["-n", "1"], marks=pytest.mark.contract)], ids=["alone", "xdist"])
-def test_batch_sizes_that_the_command_line_leaves_out_are_not_stale(project, workers):
-    sizes = ("--cudagraph-strict", "--cudagraph-batch-sizes=2", *workers)
-    marked = "import pytest, torch\nfrom models import *\n\n@pytest.mark.graph_speedup({})\ndef test_marked(cudagraph):"
+MARKED = "import pytest, torch\nfrom models import *\n\n@pytest.mark.graph_speedup({})\ndef test_marked(cudagraph):"
+
+
+def test_batch_sizes_that_the_command_line_leaves_out_are_not_stale(project):
     project.write(good=UNSIZED)
-    project.pytester.makepyfile(test_second=f"{marked.format('batch_sizes=[1, 3]')}\n    {UNSIZED}")
+    project.pytester.makepyfile(test_third=f"{MARKED.format('batch_sizes=[1, 3]')}\n    {UNSIZED}")
     project.measure("--cudagraph-update").assert_outcomes(passed=2)
-    assert told_stale(project, *sizes) == []
-    project.pytester.makepyfile(test_second=f"{marked.format('batch_sizes=[1]')}\n    {UNSIZED}")
-    assert told_stale(project, *sizes) == ["test_second.py::test_marked, batch 3"]
+    assert told_stale(project, "--cudagraph-batch-sizes=2") == []
+    project.pytester.makepyfile(test_third=f"{MARKED.format('batch_sizes=[1]')}\n    {UNSIZED}")
+    assert told_stale(project, "--cudagraph-batch-sizes=2") == ["test_third.py::test_marked, batch 3"]
+
+
+@pytest.mark.contract
+def test_xdist_tells_the_same_of_skipped_tests_and_of_batch_sizes(saved):
+    saved.pytester.makepyfile(test_third=f"{MARKED.format('batch_sizes=[1, 3]')}\n    {UNSIZED}")
+    saved.measure("--cudagraph-update").assert_outcomes(passed=4)
+    write(saved, *CHANGED["skipped"])
+    saved.pytester.makepyfile(test_third=f"{MARKED.format('batch_sizes=[1]')}\n    {UNSIZED}")
+    options = ("-n", "1", "--cudagraph-batch-sizes=2")
+    assert told_stale(saved, *options) == ["test_third.py::test_marked, batch 3"]
 
 
 def test_batch_sizes_that_the_settings_file_leaves_out_are_stale(project):
