@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from pytest_cudagraph.serving.graph_runner import GraphRunner
     from pytest_cudagraph.serving.statistics import FormStatistics, RunnerStatistics
     from pytest_cudagraph.stats import EvidenceRule
+    from pytest_cudagraph.tuning import TuningReport, tune
     from pytest_cudagraph.values import BatchReport, Finding, GraphReport, Judgement, MeasuredBatch, Timing, Verdict
 
 __version__ = "0.1.0"
@@ -99,12 +100,14 @@ __all__ = [
     "Timing",
     "TokenMismatch",
     "TooManyKernels",
+    "TuningReport",
     "Verdict",
     "compile_model",
     "create_integrated_compiler",
     "judge_speedup",
     "measure_arms",
     "static_decoder",
+    "tune",
 ]
 
 _HOMES = {
@@ -120,6 +123,7 @@ _HOMES = {
         "serving.drop_in_statistics": "CompilerStatistics InferenceResult ModelStatistics",
         "serving.statistics": "FormStatistics RunnerStatistics",
         "stats": "EvidenceRule",
+        "tuning": "TuningReport tune",
         "values": "BatchReport Finding GraphReport Judgement MeasuredBatch Timing Verdict",
     }.items()
     for name in names.split()

@@ -45,22 +45,30 @@ def graph_sizes(path: Path, name: str, device: DeviceInfo) -> tuple[int, ...]:
 
     Raises :class:`~pytest_cudagraph.errors.InputError` if there is no such entry, or if compiled code was better.
     """
-    entries = {_key(each): each for each in _read(path)}
-    key = (name, device_key(device))
-    if key not in entries:
-        there = "; ".join(f"{each!r} on {where}" for each, where in entries) or "none"
-        raise InputError(f"{path} has no entry of {name!r} on {key[1]}; found: {there}: run tune(...).save(path) there")
-    best_of = entries[key]["best_of"]
-    compiled = sorted({cell["compile"] for cell in best_of.values() if cell["graph"] and cell["compile"] != "none"})
+    cells = best_of(path, name, device)
+    compiled = sorted({cell["compile"] for cell in cells.values() if cell["graph"] and cell["compile"] != "none"})
     if compiled:
         raise InputError(
             f"{path}: graphs of compiled code ({', '.join(compiled)}) are the best for {name!r}, and a GraphRunner "
             "captures the model itself: use create_integrated_compiler, or tune with compile=['none']"
         )
-    sizes = tuple(sorted(int(size) for size, cell in best_of.items() if cell["graph"]))
+    sizes = tuple(sorted(size for size, cell in cells.items() if cell["graph"]))
     if not sizes:
         raise InputError(f"{path}: no graph is the best for {name!r} at any batch size: serve the model itself")
     return sizes
+
+
+def best_of(path: Path, name: str, device: DeviceInfo) -> dict[int, dict[str, Any]]:
+    """The best cell of each batch size: ``compile`` and ``graph``.
+
+    Raises :class:`~pytest_cudagraph.errors.InputError` if the file has no entry of this name and device.
+    """
+    entries = {_key(each): each for each in _read(path)}
+    key = (name, device_key(device))
+    if key not in entries:
+        there = "; ".join(f"{each!r} on {where}" for each, where in entries) or "none"
+        raise InputError(f"{path} has no entry of {name!r} on {key[1]}; found: {there}: run tune(...).save(path) there")
+    return {int(size): cell for size, cell in entries[key]["best_of"].items()}
 
 
 def _read(path: Path) -> list[dict[str, Any]]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pytest_cudagraph.errors import ExpectationMissed
 from pytest_cudagraph.foreign import printable
 from pytest_cudagraph.serving import tuned_file
 from pytest_cudagraph.tuning.cells import TuningCell
@@ -127,6 +128,36 @@ class TuningReport:
         cannot be read or written, or if nothing was measured.
         """
         tuned_file.save(Path(path), self.document())
+
+    def expect_best(self, path: str | Path, *, within: float = 0.03) -> None:
+        """Check that the saved best of each batch size still is the best here, up to a fraction of the cost.
+
+        Raises :class:`~pytest_cudagraph.errors.ExpectationMissed` where another cell is now better than that, or the
+        saved one was not measured, and :class:`~pytest_cudagraph.errors.InputError` for a file without such an entry.
+        Does nothing where nothing was measured, without ``--cudagraph``.
+        """
+        __tracebackhide__ = True
+        if self.device is None:
+            return
+        missed = []
+        for size, saved in tuned_file.best_of(Path(path), self.name, self.device).items():
+            cell = TuningCell(size, saved["compile"], saved["graph"])
+            missed += self._worse(cell, within)
+        if missed:
+            raise ExpectationMissed("\n  ".join([*missed, *self.lines()]))
+
+    def _worse(self, saved: TuningCell, within: float) -> list[str]:
+        best = self.best_of.get(saved.batch_size)
+        now = next((each for each in self.cells if each.cell == saved), None)
+        if best is None or now is None or now.cost is None or best.cost is None:
+            why = now.reason if now is not None and now.reason else "it is not part of this grid"
+            return [f"the saved best, {saved}, was not measured: {why}"]
+        if now.cost <= best.cost * (1.0 + within):
+            return []
+        behind = factor_text(now.cost / best.cost)
+        return [
+            f"the saved best, {saved}, costs {behind} as much as {best.cell}; allowed are {factor_text(1.0 + within)}"
+        ]
 
 
 _TITLE = f"batch  compile   graph{'latency':>11}{'per row':>11}{'memory':>12}  place"

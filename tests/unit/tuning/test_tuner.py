@@ -11,7 +11,7 @@ from torch import nn
 from pytest_cudagraph import GraphRunner
 from pytest_cudagraph.backends import open_backend
 from pytest_cudagraph.backends.capture_mode import is_capturing
-from pytest_cudagraph.errors import CudagraphError, InputError
+from pytest_cudagraph.errors import CudagraphError, ExpectationMissed, InputError
 from pytest_cudagraph.tuning import MeasuredCell, TuningCell, TuningReport, tune, tuner
 from pytest_cudagraph.tuning.impact import Impact
 
@@ -255,6 +255,24 @@ def test_a_file_that_does_not_help_is_one_sentence(tmp_path, monkeypatch):
         with pytest.raises(CudagraphError, match="it was left as it is"):
             story().save(path)
         assert path.read_text(encoding="utf-8") == text
+
+
+def test_a_saved_best_that_another_cell_now_beats_is_an_expectation_missed(tmp_path, golden):
+    path, now = tmp_path / "tuned.json", story()
+    now.save(path)
+    now.expect_best(path)
+    # At batch 1 eager has become faster; at batch 8 the saved cell is refused now.
+    cells = [
+        replace(each, cost=5_000.0, place="best") if each.cell == (1, "none", False)
+        else replace(each, place="slower") if each.cell == (1, "none", True)
+        else replace(each, place=None, cost=None, reason="the compiler is gone") if each.cell == (8, "aot", True)
+        else replace(each, place="best") if each.cell == (8, "none", True)
+        else each
+        for each in now.cells
+    ]  # fmt: skip
+    with pytest.raises(ExpectationMissed) as caught:
+        replace(now, cells=tuple(cells), best=None).expect_best(path)
+    golden("tuning/expect.txt", str(caught.value))
 
 
 def test_a_report_without_a_best_cell_is_not_saved(tmp_path):
