@@ -42,7 +42,7 @@ class FormGraphs:
             raise InputError(
                 "each form must differ from the others in its nesting, its plain arguments, a dtype, or a shape apart "
                 f"from the rows; found {self.call.text}\n"
-                f"  a call with shapes {', '.join(map(str, shapes))} also fits the form {other.call.text}\n"
+                f"  a call with shapes {', '.join(map(str, shapes)) or 'of no tensors'} also fits the form {other.call.text}\n"
                 "  to fix: give all batch sizes of one form together"
             )
 
