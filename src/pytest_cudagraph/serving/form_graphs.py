@@ -39,10 +39,11 @@ class FormGraphs:
         """Raise :class:`InputError` if a call could fit both forms."""
         shapes = self.call.shared_shapes(self.sizes[-1], other.call, other.sizes[-1])
         if shapes is not None:
+            found = ", ".join(map(str, shapes)) or "of no tensors"
             raise InputError(
                 "each form must differ from the others in its nesting, its plain arguments, a dtype, or a shape apart "
                 f"from the rows; found {self.call.text}\n"
-                f"  a call with shapes {', '.join(map(str, shapes)) or 'of no tensors'} also fits the form {other.call.text}\n"
+                f"  a call with shapes {found} also fits the form {other.call.text}\n"
                 "  to fix: give all batch sizes of one form together"
             )
 
