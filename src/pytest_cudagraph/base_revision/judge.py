@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 
 from pytest_cudagraph.gate.wording import change_text, signed_text
-from pytest_cudagraph.report.columns import MAX_WIDTH, Column, grid
+from pytest_cudagraph.report.columns import Column, grid
 from pytest_cudagraph.units import latency_text, percent_text, plural
 from pytest_cudagraph.values import BaseComparison, BatchReport, GraphReport, Interval, Judgement, Verdict
 
@@ -140,7 +140,7 @@ _COLUMNS = (
 )
 
 
-def base_table(reports: Iterable[GraphReport], width: int = MAX_WIDTH) -> list[str]:
+def base_table(reports: Iterable[GraphReport]) -> list[str]:
     """One line per compared test and batch size, below a line that names the base. Empty without a comparison."""
     found = [(report, batch, batch.base) for report in reports for batch in report.batches if batch.base is not None]
     lines: list[str] = []
@@ -149,7 +149,7 @@ def base_table(reports: Iterable[GraphReport], width: int = MAX_WIDTH) -> list[s
         divided = any(base.revision == revision and base.head_reference_ns for _, _, base in found)
         change = "; change: relative to the reference workload" if divided else ""
         lines += [f"replay at {revision} (base) and in the working tree (head), lower quartiles of processes{change}"]
-        lines += grid(_COLUMNS, _named_once(rows), width=width)
+        lines += grid(_COLUMNS, _named_once(rows))
     return lines
 
 

@@ -24,26 +24,26 @@ class Column:
     right: bool = True
 
 
-def grid(columns: Sequence[Column], rows: Sequence[Sequence[str]], *, width: int = MAX_WIDTH) -> list[str]:
-    """A title line and one line per row, at most ``width`` columns wide: the first column is shortened."""
+def grid(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[str]:
+    """A title line and one line per row, at most 100 columns wide: the first column is shortened."""
     rows = [[printable(cell) for cell in row] for row in rows]
     widths = _widths(columns, rows)
-    widths[0] = min(widths[0], max(_MIN_NAME, _room(widths, width)))
+    widths[0] = min(widths[0], max(_MIN_NAME, _room(widths)))
     return [_line(columns, row, widths) for row in [[column.title for column in columns], *rows]]
 
 
-def fits(columns: Sequence[Column], rows: Sequence[Sequence[str]], *, width: int, first: int) -> bool:
+def fits(columns: Sequence[Column], rows: Sequence[Sequence[str]], *, first: int) -> bool:
     """Whether the first column keeps ``first`` columns, or all that its cells need, beside the others."""
     widths = _widths(columns, rows)
-    return _room(widths, width) >= min(first, widths[0])
+    return _room(widths) >= min(first, widths[0])
 
 
 def _widths(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[int]:
     return [max([len(column.title), *(len(row[index]) for row in rows)]) for index, column in enumerate(columns)]
 
 
-def _room(widths: Sequence[int], width: int) -> int:
-    return min(width, MAX_WIDTH) - sum(widths[1:]) - len(_GAP) * (len(widths) - 1)
+def _room(widths: Sequence[int]) -> int:
+    return MAX_WIDTH - sum(widths[1:]) - len(_GAP) * (len(widths) - 1)
 
 
 def shorten(text: str, width: int) -> str:

@@ -6,14 +6,14 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
-from pytest_cudagraph.report.columns import MAX_WIDTH, Column, grid
+from pytest_cudagraph.report.columns import Column, grid
 from pytest_cudagraph.units import latency_text, to_seconds
 from pytest_cudagraph.values import BatchReport, Generation, GenerationTimes, GraphReport, Latency
 
 _TITLES = ("batch", "TTFT", "ITL", "ITL p99", "tokens/s", "replays", "padded", "ties")
 
 
-def generation_table(reports: Iterable[GraphReport], width: int = MAX_WIDTH) -> list[str]:
+def generation_table(reports: Iterable[GraphReport]) -> list[str]:
     """One line for each generation that was timed: medians. Empty without one."""
     rows = [
         [report.name, *_cells(batch.generation, batch.generation.times)]
@@ -22,7 +22,7 @@ def generation_table(reports: Iterable[GraphReport], width: int = MAX_WIDTH) -> 
         if batch.generation is not None and batch.generation.times is not None
     ]
     columns = [Column(title="generation", right=False), *(Column(title=title) for title in _TITLES)]
-    return grid(columns, rows, width=width) if rows else []
+    return grid(columns, rows) if rows else []
 
 
 def _cells(found: Generation, times: GenerationTimes) -> list[str]:

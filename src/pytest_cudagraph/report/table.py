@@ -70,7 +70,7 @@ class Row:
     """Shown on a line below: why there are no timings, or how the graph changed."""
 
 
-def table(reports: Iterable[GraphReport], width: int = MAX_WIDTH) -> list[str]:
+def table(reports: Iterable[GraphReport]) -> list[str]:
     """The table of a run: one block per device, under a line that names the device."""
     blocks: dict[str, list[GraphReport]] = {}
     for report in reports:
@@ -79,7 +79,7 @@ def table(reports: Iterable[GraphReport], width: int = MAX_WIDTH) -> list[str]:
     lines: list[str] = []
     for device, own in blocks.items():
         rows = [row for report in own for row in rows_of(report)]
-        lines += [device, *render(_without_common_folder(rows), width), *generation_table(own, width)]
+        lines += [device, *render(_without_common_folder(rows)), *generation_table(own)]
     return lines
 
 
@@ -129,16 +129,16 @@ def _median(latency: Latency | None) -> float | None:
     return latency.median_ns if latency else None
 
 
-def render(rows: Sequence[Row], width: int = MAX_WIDTH) -> list[str]:
+def render(rows: Sequence[Row]) -> list[str]:
     """A title line, one line per row, and below each row its note."""
     compiled = any(row.compiled_ns is not None for row in rows)
     columns = _columns(compiled)
     shown = _named_once(rows)
     cells = [_cells(row, compiled=compiled, interval=True) for row in shown]
-    if not fits(columns, cells, width=width, first=_MIN_TEST):
+    if not fits(columns, cells, first=_MIN_TEST):
         cells = [_cells(row, compiled=compiled, interval=False) for row in shown]
-    title, *lines = grid(columns, cells, width=width)
-    return [title, *_with_notes(rows, lines, min(width, MAX_WIDTH))]
+    title, *lines = grid(columns, cells)
+    return [title, *_with_notes(rows, lines)]
 
 
 def _columns(compiled: bool) -> list[Column]:
@@ -182,10 +182,10 @@ def _named_once(rows: Sequence[Row]) -> list[Row]:
     return named
 
 
-def _with_notes(rows: Sequence[Row], lines: Sequence[str], width: int) -> list[str]:
+def _with_notes(rows: Sequence[Row], lines: Sequence[str]) -> list[str]:
     found: list[str] = []
     for row, line in zip(rows, lines, strict=True):
-        found += [line, *_wrapped(row.note, width, indent="  ")]
+        found += [line, *_wrapped(row.note, MAX_WIDTH, indent="  ")]
     return found
 
 

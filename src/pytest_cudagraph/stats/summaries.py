@@ -30,6 +30,9 @@ _MAD_TO_SIGMA = 1.4826
 _MDE_FACTOR = 1.3
 """Measured on simulated runs: 1.26-1.30 for normal noise, 1.28-1.44 for t3 (docs/statistics.md)."""
 
+_FAIL_ALPHA = 0.001
+"""That of a failure in :class:`~pytest_cudagraph.stats.EvidenceRule`."""
+
 _INTERVAL_ALPHA = 0.025
 """Per side, so that the interval has 95 %."""
 
@@ -95,14 +98,14 @@ def drift_ratio(levels_ns: Sequence[float]) -> float:
     return median(levels_ns[-quarter:]) / median(levels_ns[:quarter])
 
 
-def detectable_ratio(noise_ratio: float, blocks: int, fail_alpha: float = 0.001) -> float:
+def detectable_ratio(noise_ratio: float, blocks: int) -> float:
     """The smallest relative difference that 80 of 100 runs of ``blocks`` blocks detect; infinite below two blocks.
 
     ``1.3 s sqrt(2 ln(7 / alpha) / n)``, from the growth rate of the best of seven stakes (docs/statistics.md).
     """
     if blocks < 2:
         return math.inf
-    return _MDE_FACTOR * noise_ratio * math.sqrt(2.0 * math.log(7.0 / fail_alpha) / blocks)
+    return _MDE_FACTOR * noise_ratio * math.sqrt(2.0 * math.log(7.0 / _FAIL_ALPHA) / blocks)
 
 
 def speedup_interval(
@@ -110,17 +113,16 @@ def speedup_interval(
     evidence: Evidence,
     *,
     boundary_ratio: float | None = None,
-    alpha: float = _INTERVAL_ALPHA,
     estimate_log: float | None = None,
     differences: Differences | None = None,
 ) -> Interval:
-    """The median ratio, with the ratios that the sequential test does not reject at level ``alpha`` per side.
+    """The median ratio, with the ratios that the sequential test does not reject at 2.5 % per side.
 
     ``evidence`` is the test that decided. ``differences`` gives its input for a log-ratio, by default the difference of
     each of ``log_ratios``. ``estimate_log`` replaces the median of ``log_ratios``. The estimate is always inside.
 
     At ``boundary_ratio`` the interval agrees with the test. A rejected boundary is outside. So a passed measurement has
-    no low end below the boundary, and a failed one no high end above it, for verdicts at level ``alpha`` and stricter.
+    no low end below the boundary, and a failed one no high end above it, for verdicts at 2.5 % and stricter.
     A boundary that is not rejected is inside. Too few blocks reject nothing, and give 0..infinity. Raises
     :class:`ValueError` without blocks.
     """
@@ -130,7 +132,7 @@ def speedup_interval(
     step = max(_FINEST_STEP, spread(log_ratios) / math.sqrt(len(log_ratios)))
 
     def rejects(value: float, side: Side) -> bool:
-        return evidence([-side * difference for difference in about(value)]) >= 1.0 / alpha
+        return evidence([-side * difference for difference in about(value)]) >= 1.0 / _INTERVAL_ALPHA
 
     low, high = _end(rejects, -1, centre, boundary, step), _end(rejects, 1, centre, boundary, step)
     return Interval(estimate=math.exp(centre), low=math.exp(low), high=math.exp(high))
