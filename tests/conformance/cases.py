@@ -80,7 +80,7 @@ def _registering(expected, *, exists=True, **facts):
             return source
         name = source.__name__
         assert name not in CASES, f"two cases are called {name}"
-        build = _from_class(source) if isinstance(source, type) else source
+        build = from_class(source) if isinstance(source, type) else source
         after = getattr(source, "after_capture", lambda model: None)
         CASES[name] = Case(
             name=name, build=build, expected=expected, source=source, after_capture=after, **{"rows": (), **facts}
@@ -90,7 +90,7 @@ def _registering(expected, *, exists=True, **facts):
     return register
 
 
-def _from_class(cls):
+def from_class(cls):
     def build():
         args = cls.inputs()
         return cls().eval(), args if isinstance(args, tuple) else (args,), cls.keywords()

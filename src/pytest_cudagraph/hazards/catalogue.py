@@ -85,7 +85,7 @@ _ENTRIES = (
         id="host-sync",
         loud=True,
         what="the host waits for the device, which is not possible during capture",
-        fix="keep the value on the device: use torch.where, torch.cond or the *_ex functions of torch.linalg",
+        fix="keep the value on the device: use torch.where or the *_ex functions of torch.linalg",
     ),
     Hazard(
         id="dynamic-shape",
@@ -103,7 +103,7 @@ _ENTRIES = (
         id="control-flow",
         loud=False,
         what="the calls run different operations, but a replay always runs the captured ones",
-        fix="decide with torch.where or torch.cond on a tensor, or capture one graph per branch",
+        fix="compute both branches and decide with torch.where, or capture one graph per branch",
     ),
     Hazard(
         id="baked-scalar",
@@ -151,7 +151,7 @@ _ENTRIES = (
         id="stateful-python",
         loud=False,
         what="the call changes Python state of the model, but a replay runs no Python",
-        fix="return the value, or keep it in a buffer",
+        fix="return it as a tensor, or keep it in a buffer",
     ),
     Hazard(
         id="foreign-tensor",
