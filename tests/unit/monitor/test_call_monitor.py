@@ -13,7 +13,7 @@ from pytest_cudagraph import CallMonitor, GraphRunner, create_integrated_compile
 from pytest_cudagraph.errors import ExpectationMissed, InputError
 from pytest_cudagraph.monitor import performance_monitor as shared
 from pytest_cudagraph.monitor.call_monitor import CallMonitor as Base
-from pytest_cudagraph.monitor.call_summary import OTHERS
+from pytest_cudagraph.monitor.call_summary import OTHERS, CallTotals
 from pytest_cudagraph.monitor.performance_monitor import PerformanceMonitor
 
 MS = 1_000_000
@@ -217,6 +217,24 @@ def test_a_call_while_another_thread_counts_waits_for_nothing_and_is_not_lost(mo
             with monitor.measure("decode"):
                 pass
     assert monitor.summary()["decode"].calls == 200
+
+
+def test_an_interrupt_while_calls_are_counted_loses_one_call_at_most(monitor, monkeypatch):
+    count, counted = CallTotals.add, []
+
+    def interrupted(totals, record, epoch_ns):
+        counted.append(record)
+        if len(counted) == 30:
+            raise KeyboardInterrupt
+        count(totals, record, epoch_ns)
+
+    monkeypatch.setattr(CallTotals, "add", interrupted)
+    for _ in range(50):
+        with monitor.measure("decode"):
+            pass
+    with pytest.raises(KeyboardInterrupt):
+        monitor.summary()
+    assert monitor.summary()["decode"].calls == 49
 
 
 def test_a_switched_off_monitor_records_nothing_and_may_be_switched_on_later(monitor):
