@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tests.unit.test_monitor import UUID, FakeNvml
+from tests.unit.monitor.test_perf_monitor import UUID, FakeNvml
 
 from pytest_cudagraph.monitor import PerfMonitor
 from pytest_cudagraph.pipeline.device_context import open_device_context
