@@ -9,6 +9,7 @@ import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import nn
@@ -41,6 +42,7 @@ class Case:
     after_capture: Callable[[nn.Module], None] = field(default=lambda model: None)
     around: Callable[[], AbstractContextManager[object]] = nullcontext
     slow: bool = False
+    batch_dim: Any = 0
 
     @property
     def is_hazard(self) -> bool:

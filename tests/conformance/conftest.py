@@ -7,6 +7,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+from tests.conformance.libraries.declared import make_torchvision_importable
 from tests.conformance.stages import PROPERTY
 from tests.conformance.twin_page import PAGE, is_updating, page_with, updated
 
@@ -33,6 +34,15 @@ def _queued_work():
 def _generators_kept():
     """Cases that draw leave no trace."""
     with torch.random.fork_rng(devices=[]):
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _libraries_usable(tmp_path_factory):
+    """transformers imports torchvision where it is installed. ultralytics writes its settings when it is imported."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("YOLO_CONFIG_DIR", str(tmp_path_factory.mktemp("ultralytics")))
+        make_torchvision_importable()
         yield
 
 

@@ -77,7 +77,7 @@ def seen(name, kind):
 
 def run(case: Case, backend, sizes=SIZES) -> Seen:
     """The stages on a case of one's own."""
-    model, examples = _built(case, backend, sizes)
+    model, examples = built(case, backend, sizes)
     try:
         run_eagerly(PreparedModel(eager=model, examples=examples), backend)
     except EagerFailed as error:
@@ -101,14 +101,15 @@ def run(case: Case, backend, sizes=SIZES) -> Seen:
     return Seen(audit=found, disagreement=differ[0] if differ else None)
 
 
-def _built(case, backend, sizes):
+def built(case, backend, sizes):
+    """The model of a case and its examples, by batch size, on the device."""
     random.seed(SEED)
     with torch.random.fork_rng(devices=[]), torch.device(backend.device):
         torch.default_generator.manual_seed(SEED)
         if backend.kind == "cuda":
             torch.cuda.manual_seed_all(SEED)
         model, args, kwargs = case.build()
-    return model, inputs.batch_examples(inputs.Example(args=args, kwargs=kwargs), sizes)
+    return model, inputs.batch_examples(inputs.Example(args=args, kwargs=kwargs), sizes, case.batch_dim)
 
 
 def is_marked(site):
