@@ -11,11 +11,13 @@ from torch import nn
 class SmallDecoder(nn.Module):
     """The interface that ``decode_engine`` takes: ``length``, a call for tokens, ``reset()`` and ``rewind(count)``."""
 
-    def __init__(self, rows=4, length=64, vocabulary=96, hidden=32, heads=4, layers=2, last_only=False):
+    def __init__(
+        self, rows=4, length=64, vocabulary=96, hidden=32, heads=4, kv_heads=2, inner=64, layers=2, last_only=False
+    ):
         super().__init__()
         self.length, self.last_only = length, last_only
         self.embed = nn.Embedding(vocabulary, hidden)
-        self.layers = nn.ModuleList(Layer(rows, length, hidden, heads) for _ in range(layers))
+        self.layers = nn.ModuleList(Layer(rows, length, hidden, heads, kv_heads, inner) for _ in range(layers))
         self.norm, self.head = nn.RMSNorm(hidden), nn.Linear(hidden, vocabulary, bias=False)
         angles = torch.arange(length)[:, None] / 10000 ** (torch.arange(0, hidden // heads, 2) / (hidden // heads))
         self.register_buffer("cos", angles.cos())
@@ -47,19 +49,21 @@ class SmallDecoder(nn.Module):
 
 
 class Layer(nn.Module):
-    def __init__(self, rows, length, hidden, heads):
+    def __init__(self, rows, length, hidden, heads, kv_heads, inner):
         super().__init__()
-        self.heads, size = heads, hidden // heads
+        size = hidden // heads
+        self.heads = [heads, kv_heads, kv_heads]
         self.norm, self.norm_inner = nn.RMSNorm(hidden), nn.RMSNorm(hidden)
-        self.project = nn.Linear(hidden, 3 * hidden, bias=False)
+        self.project = nn.Linear(hidden, sum(self.heads) * size, bias=False)
         self.out = nn.Linear(hidden, hidden, bias=False)
-        self.up, self.down = nn.Linear(hidden, 2 * hidden, bias=False), nn.Linear(2 * hidden, hidden, bias=False)
-        self.register_buffer("keys", torch.zeros(rows, length, heads, size))
-        self.register_buffer("values", torch.zeros(rows, length, heads, size))
+        self.up, self.down = nn.Linear(hidden, 2 * inner, bias=False), nn.Linear(inner, hidden, bias=False)
+        self.register_buffer("keys", torch.zeros(rows, length, kv_heads, size))
+        self.register_buffer("values", torch.zeros(rows, length, kv_heads, size))
 
     def forward(self, hidden, rows, slots, mask, cos, sin):
         batch, count, _ = hidden.shape
-        query, key, value = self.project(self.norm(hidden)).view(batch, count, self.heads, -1).chunk(3, -1)
+        projected = self.project(self.norm(hidden)).view(batch, count, sum(self.heads), -1)
+        query, key, value = projected.split(self.heads, 2)
         self.keys[rows, slots] = rotate(key, cos, sin)
         self.values[rows, slots] = value
         attended = F.scaled_dot_product_attention(
@@ -67,9 +71,11 @@ class Layer(nn.Module):
             self.keys[:batch].transpose(1, 2),
             self.values[:batch].transpose(1, 2),
             attn_mask=mask,
+            enable_gqa=True,
         )
         hidden = hidden + self.out(attended.transpose(1, 2).reshape(batch, count, -1))
-        return hidden + self.down(F.silu(self.up(self.norm_inner(hidden))))
+        gate, up = self.up(self.norm_inner(hidden)).chunk(2, -1)
+        return hidden + self.down(F.silu(gate) * up)
 
 
 def rotate(values, cos, sin):

@@ -16,6 +16,8 @@ from pytest_cudagraph.values import (
     Interval,
     Judgement,
     Latency,
+    Prefill,
+    PrefillBytes,
     Receipt,
     SavedBatch,
     Session,
@@ -120,6 +122,14 @@ def generation(**rest) -> Generation:
         "times": times,
     }
     return Generation(**facts | rest)
+
+
+def prefill() -> Prefill:
+    whole = PrefillBytes(activations_bytes=6 << 30, cache_bytes=4 << 30, weights_bytes=15 << 30)
+    return Prefill(
+        prompt_length=32768, chunk=2048, counting="activations+cache", whole=whole,
+        chunked=replace(whole, activations_bytes=360 << 20), largest_difference=0.0, tolerance=1e-5,
+    )  # fmt: skip
 
 
 def report(name: str = "tests/test_a.py::test_a", *batches: BatchReport, **rest) -> GraphReport:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         SpeedupTooLow,
         StepNotReplayed,
         TokenMismatch,
+        TooManyBytes,
         TooManyKernels,
     )
     from pytest_cudagraph.gate import judge_speedup
@@ -99,6 +100,7 @@ __all__ = [
     "StepNotReplayed",
     "Timing",
     "TokenMismatch",
+    "TooManyBytes",
     "TooManyKernels",
     "TuningReport",
     "Verdict",

@@ -15,6 +15,7 @@
     ├── ExpectationMissed                 calls of a monitor miss a limit of ``expect``
     ├── StepNotReplayed                   a decode step ran without its graph
     ├── TokenMismatch                     generated tokens differ from eager
+    ├── TooManyBytes                      a prefill takes more memory than allowed
     └── NotProven                         inconclusive or not judged, with --cudagraph-strict
     CudagraphError (Exception)            wrong use, or a problem of the machine
     ├── InputError                        unusable example inputs
@@ -153,6 +154,10 @@ class TokenMismatch(GraphTestFailure):
     """Tokens that captured steps generate differ from eager's. No timing is shown or saved."""
 
 
+class TooManyBytes(GraphTestFailure):
+    """A prefill in chunks takes more bytes than the test allows."""
+
+
 class NotProven(GraphTestFailure):
     """Nothing failed, but nothing is proved, and ``--cudagraph-strict`` requires proof."""
 
@@ -182,7 +187,7 @@ for _public in (
     CaptureRefusal, CompileTimeout, DeadTensorError,
     GraphTestFailure, EagerFailed, AuditFailed, CompileFailed, CaptureFailed, ReplayMismatch,
     SpeedupTooLow, SlowerThanBaseline, SlowerThanBase, TooManyKernels, ExpectationMissed, StepNotReplayed,
-    TokenMismatch, NotProven,
+    TokenMismatch, TooManyBytes, NotProven,
     InconclusiveWarning, FineGateWarning,
 ):  # fmt: skip
     _public.__module__ = "pytest_cudagraph"

@@ -35,6 +35,22 @@ def test_given_prompts_and_padding(decode_engine):
         engine.greedy(prompt_lengths=[60], name="long")
 """
 
+PREFILL = """
+import pytest, torch
+from pytest_cudagraph import InputError, TooManyBytes
+from small_decoder import SmallDecoder
+
+def test_chunks(decode_engine):
+    engine = decode_engine(SmallDecoder(last_only=True).eval())
+    found = engine.prefill(48, chunk=8, max_bytes_ratio=0.6)
+    assert found.largest_difference < 1e-5 and 0.1 < found.bytes_ratio < 0.6
+    with pytest.raises(InputError, match="chunk is a number of tokens"):
+        engine.prefill(48, chunk=0, name="none")
+
+def test_too_many_bytes(decode_engine):
+    decode_engine(SmallDecoder().eval()).prefill(48, chunk=8, max_bytes_ratio=0.1)
+"""
+
 FAULTS = """
 import pytest, torch
 from small_decoder import SmallDecoder
@@ -93,6 +109,18 @@ def test_generations_are_gated_shown_and_saved_each_under_its_lengths(decoding):
     assert {each["gate"]: each["verdict"] for each in first["judgements"]} == dict.fromkeys(
         ("steps", "tokens", "structure", "speedup", "baseline"), "passed"
     )
+
+
+def test_a_prefill_in_chunks_is_gated_by_its_bytes_and_never_saved(decoding):
+    decoding.pytester.makepyfile(test_user=PREFILL)
+    result = decoding.measure("--cudagraph-update")
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(
+        ["E *TooManyBytes: batch 1: chunks of 8 take 0.* of the bytes of one call *", "prefill *"]
+    )
+    result.stdout.no_fnmatch_line("not written:*")
+    assert not list(decoding.path.glob(".cudagraph/*.json"))
+    decoding.run().assert_outcomes(passed=2)
 
 
 def test_without_the_flag_each_decoder_generates_once_and_nothing_is_judged(decoding):

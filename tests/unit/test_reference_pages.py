@@ -33,6 +33,8 @@ INTERNAL = {"min_source", "update_option", "extended", "inner_calls"}
         values.GenerationReceipt,
         values.GenerationTimes,
         values.TokenAgreement,
+        values.Prefill,
+        values.PrefillBytes,
         values.Finding,
     ],
 )

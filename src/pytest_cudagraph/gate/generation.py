@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
-from pytest_cudagraph.units import plural
-from pytest_cudagraph.values import Finding, GenerationReceipt, Judgement, TokenAgreement, TokenDifference, Verdict
+from pytest_cudagraph.units import bytes_text, plural
+from pytest_cudagraph.values import (
+    Finding,
+    GenerationReceipt,
+    Judgement,
+    Prefill,
+    PrefillBytes,
+    TokenAgreement,
+    TokenDifference,
+    Verdict,
+)
 
 _FIX = (
     "fix: keep the position in a tensor on the device and change it in place: a replay repeats the addresses and "
@@ -67,3 +77,47 @@ def _different(found: TokenDifference, findings: Sequence[Finding]) -> Judgement
 
 def _logits_text(found: TokenAgreement | TokenDifference) -> str:
     return f"logits differ by at most {found.largest_difference:.3g}, allowed there are {found.tolerance:.3g}"
+
+
+def judge_chunks(found: Prefill) -> Judgement:
+    """Wrong if a prefill in chunks gives other logits or another cache than one call. ``meta`` has no values."""
+    chunks = f"chunks of {found.chunk} tokens"
+    if found.largest_difference is None or found.tolerance is None:
+        return Judgement(gate="tokens", verdict=Verdict.PASSED, reason=f"{chunks}: no values to compare on meta")
+    differ = f"logits and cache differ by at most {found.largest_difference:.3g}"
+    if found.largest_difference <= found.tolerance:
+        return Judgement(gate="tokens", verdict=Verdict.PASSED, reason=f"{chunks} give what one call gives: {differ}")
+    return Judgement(
+        gate="tokens",
+        verdict=Verdict.WRONG,
+        reason=f"{chunks} must give the logits and the cache of one call; they differ by "
+        f"{found.largest_difference:.3g}, allowed are {found.tolerance:.3g}",
+        remedy="fix: a call attends to what the cache holds before it; where the difference is rounding: rtol, atol",
+    )
+
+
+_ROUNDING = 100
+"""A suggested ratio is rounded up to two decimals."""
+
+
+def judge_bytes(found: Prefill, max_ratio: float | None) -> Judgement:
+    """Failed if the chunked prefill takes more than ``max_ratio`` of the bytes of one call. None: only shown."""
+    chunked, whole = (each.total(found.counting) for each in (found.chunked, found.whole))
+    counted = f"{found.counting}: {bytes_text(chunked)} of {bytes_text(whole)}"
+    reason = f"chunks of {found.chunk} take {found.bytes_ratio:.3f} of the bytes of one call ({counted})"
+    parts = tuple(_bytes_line(*each) for each in (("one call", found.whole), ("chunks", found.chunked)))
+    if max_ratio is None or found.bytes_ratio <= max_ratio:
+        return Judgement(gate="bytes", verdict=Verdict.PASSED, reason=reason, evidence=parts)
+    accept = math.ceil(found.bytes_ratio * _ROUNDING) / _ROUNDING
+    return Judgement(
+        gate="bytes",
+        verdict=Verdict.FAILED,
+        reason=f"{reason}; this test allows {max_ratio:g}",
+        evidence=parts,
+        remedy=f"to accept: max_bytes_ratio={accept:.2f}",
+    )
+
+
+def _bytes_line(what: str, found: PrefillBytes) -> str:
+    activations, cache = bytes_text(found.activations_bytes), bytes_text(found.cache_bytes)
+    return f"{what}: activations {activations}, cache {cache}, weights {bytes_text(found.weights_bytes)}"

@@ -3,6 +3,7 @@
 from pytest_cudagraph.generation.decoder import Decoder, DecoderFacts, check_decoder
 from pytest_cudagraph.generation.engine import DecodeEngine, Generated, Step
 from pytest_cudagraph.generation.greedy import GreedyRun, report_of, run_once
+from pytest_cudagraph.generation.prefill import PrefillRequest, compare_prefill, judge_prefill
 from pytest_cudagraph.generation.transformers_decoder import StaticDecoder, static_decoder
 
 __all__ = [
@@ -11,9 +12,12 @@ __all__ = [
     "DecoderFacts",
     "Generated",
     "GreedyRun",
+    "PrefillRequest",
     "StaticDecoder",
     "Step",
     "check_decoder",
+    "compare_prefill",
+    "judge_prefill",
     "report_of",
     "run_once",
     "static_decoder",

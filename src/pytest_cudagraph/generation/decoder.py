@@ -55,7 +55,7 @@ def check_decoder(decoder: Any, backend: Backend, rows: int) -> DecoderFacts:
     The calls: two tokens, one more, that one again after ``rewind(1)``, and the two again after ``reset()``. Raises
     :class:`~pytest_cudagraph.errors.InputError` for the first difference. The decoder is reset afterwards.
     """
-    _check_members(decoder)
+    check_members(decoder)
     # Equal tokens would have equal values in the cache, and hide a wrong position.
     two = torch.tensor([[0, 1]], device=backend.device).expand(rows, 2).contiguous()
     one = two[:, :1].contiguous()
@@ -75,7 +75,8 @@ def check_decoder(decoder: Any, backend: Backend, rows: int) -> DecoderFacts:
     return DecoderFacts(vocabulary=first.shape[-1], dtype=first.dtype)
 
 
-def _check_members(decoder: Any) -> None:
+def check_members(decoder: Any) -> None:
+    """Raise :class:`~pytest_cudagraph.errors.InputError` for an object without the members of :class:`Decoder`."""
     missing = [name for name in _METHODS if not callable(getattr(decoder, name, None))]
     length = getattr(decoder, "length", None)
     if missing or isinstance(decoder, type):

@@ -6,19 +6,21 @@ import copy
 from typing import Any
 
 import torch
+from torch import nn
 
 from pytest_cudagraph.errors import InputError
 
 
-class StaticDecoder:
+class StaticDecoder(nn.Module):
     """See :class:`~pytest_cudagraph.generation.decoder.Decoder`. Each number of rows has a cache of its own."""
 
     def __init__(self, model: Any, length: int, logits_to_keep: int, cache_class: Any) -> None:
+        super().__init__()
         self.model, self.length = model, length
         self._logits_to_keep, self._cache_class = logits_to_keep, cache_class
         self._caches: dict[int, Any] = {}
 
-    def __call__(self, tokens: torch.Tensor) -> torch.Tensor:
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """Append tokens (rows, n). Return the logits of the last ``logits_to_keep`` of them."""
         cache = self._caches.get(tokens.shape[0])
         if cache is None:

@@ -205,6 +205,7 @@ def _batch(batch: BatchReport) -> dict[str, Any]:
         "baseline": _baseline(batch.baseline),
         "base": _base(batch.base),
         "generation": generation_document(batch.generation),
+        "prefill": None if batch.prefill is None else asdict(batch.prefill),
         "measure_seconds": _seconds(timing.measure_ns) if timing else None,
         "blocks": timing.blocks if timing else None,
         "seed": timing.seed if timing else None,

@@ -7,8 +7,8 @@ from dataclasses import asdict
 from typing import Any
 
 from pytest_cudagraph.report.columns import Column, grid
-from pytest_cudagraph.units import latency_text, to_seconds
-from pytest_cudagraph.values import BatchReport, Generation, GenerationTimes, GraphReport, Latency
+from pytest_cudagraph.units import bytes_text, latency_text, to_seconds
+from pytest_cudagraph.values import BatchReport, Generation, GenerationTimes, GraphReport, Latency, Prefill
 
 _TITLES = ("batch", "TTFT", "ITL", "ITL p99", "tokens/s", "replays", "padded", "ties")
 
@@ -23,6 +23,26 @@ def generation_table(reports: Iterable[GraphReport]) -> list[str]:
     ]
     columns = [Column(title="generation", right=False), *(Column(title=title) for title in _TITLES)]
     return grid(columns, rows) if rows else []
+
+
+_PREFILL = ("prompt", "chunk", "ratio", "counting", "one call", "chunks")
+
+
+def prefill_table(reports: Iterable[GraphReport]) -> list[str]:
+    """One line for each prefill in chunks: the bytes that are counted. Empty without one."""
+    rows = [
+        [report.name, *_prefill_cells(batch.prefill)]
+        for report in reports
+        for batch in report.batches
+        if batch.prefill is not None
+    ]
+    columns = [Column(title="prefill", right=False), *(Column(title=title) for title in _PREFILL)]
+    return grid(columns, rows) if rows else []
+
+
+def _prefill_cells(found: Prefill) -> list[str]:
+    bytes_of = [bytes_text(each.total(found.counting)) for each in (found.whole, found.chunked)]
+    return [str(found.prompt_length), str(found.chunk), f"{found.bytes_ratio:.3f}", found.counting, *bytes_of]
 
 
 def _cells(found: Generation, times: GenerationTimes) -> list[str]:

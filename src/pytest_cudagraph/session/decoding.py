@@ -17,7 +17,7 @@ from pytest_cudagraph.settings.case import CallSettings, Case
 if TYPE_CHECKING:
     from pytest_cudagraph.generation import DecodeEngine, Decoder
     from pytest_cudagraph.pipeline import DeviceContext
-    from pytest_cudagraph.values import Generation
+    from pytest_cudagraph.values import Counted, Generation, Prefill
 
 
 class MakeDecodeEngine:
@@ -81,6 +81,29 @@ class EngineUnderTest:
         )  # fmt: skip
         return _greedy(self._context, self, prompts, call)
 
+    def prefill(
+        self,
+        length: int,
+        *,
+        chunk: int,
+        max_bytes_ratio: float | None = None,
+        counting: Counted = "activations+cache",
+        rtol: float | None = None,
+        atol: float | None = None,
+        name: str | None = None,
+    ) -> Prefill:
+        """Prefill a prompt of ``length`` tokens in chunks, and compare with one call: logits and cache, then bytes.
+
+        ``max_bytes_ratio`` limits the bytes of chunks over those of one call, of what ``counting`` names. Bytes are
+        counted operation by operation, so the decoder may be on ``meta``: then there are no values to compare. No graph
+        is involved. Without ``--cudagraph`` nothing is judged. Raises :class:`~pytest_cudagraph.errors.TokenMismatch`,
+        :class:`~pytest_cudagraph.errors.TooManyBytes` and :class:`~pytest_cudagraph.errors.InputError`.
+        """
+        __tracebackhide__ = True
+        call = CallSettings(batch_sizes=[1], rtol=rtol, atol=atol, name=name)
+        given = {"length": length, "chunk": chunk, "max_bytes_ratio": max_bytes_ratio, "counting": counting}
+        return _prefill(self._context, self.decoder, given, call)
+
     def engine(self, case: Case, device_context: DeviceContext) -> DecodeEngine:
         """The engine with graphs for a case. It lives until teardown."""
         from pytest_cudagraph.generation import DecodeEngine
@@ -132,6 +155,22 @@ def _run_cell(
         batches = run.batches(prompts)
     context.conclude(generation.report_of(cell, device_context, batches, against_base=context.against_base))
     return [each.generation for each in batches if each.generation is not None]
+
+
+@hide_plugin_frames
+def _prefill(context: FixtureContext, decoder: Decoder, given: Mapping[str, Any], call: CallSettings) -> Prefill:
+    __tracebackhide__ = True
+    from pytest_cudagraph import generation
+    from pytest_cudagraph.baseline import parametrized
+
+    request = generation.PrefillRequest(**given)
+    own = parametrized(call.name or context.nodeid, f"prefill{request.length}-chunk{request.chunk}")
+    case = context.case(replace(call, name=own))
+    found = generation.compare_prefill(decoder, request, case)
+    if context.settings.enabled:
+        device_context = context.device_context(case.device)
+        context.conclude(generation.report_of(case, device_context, [generation.judge_prefill(found, request)]))
+    return found
 
 
 @pytest.fixture

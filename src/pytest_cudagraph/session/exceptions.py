@@ -110,6 +110,7 @@ _FAILURES: dict[str, type[errors.GraphTestFailure]] = {
     "base": errors.SlowerThanBase,
     "steps": errors.StepNotReplayed,
     "tokens": errors.TokenMismatch,
+    "bytes": errors.TooManyBytes,
 }
 
 

@@ -6,9 +6,12 @@ nanoseconds (``_ns``), memory in bytes (``_bytes``), ratios are plain factors (`
 
 from pytest_cudagraph.values.evidence import Agreement, Assigned, Disagreement, Finding, Level, Receipt, Site
 from pytest_cudagraph.values.generation import (
+    Counted,
     Generation,
     GenerationReceipt,
     GenerationTimes,
+    Prefill,
+    PrefillBytes,
     TokenAgreement,
     TokenDifference,
 )
@@ -50,6 +53,7 @@ __all__ = [
     "Block",
     "Comparison",
     "CompileMode",
+    "Counted",
     "Decision",
     "DeviceInfo",
     "Disagreement",
@@ -68,6 +72,8 @@ __all__ = [
     "MeasuredBatch",
     "MinSource",
     "NoBaseline",
+    "Prefill",
+    "PrefillBytes",
     "Receipt",
     "SavedBatch",
     "Session",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from pytest_cudagraph.values.timings import Latency
 
@@ -87,3 +88,43 @@ class Generation:
     receipt: GenerationReceipt
     tokens: TokenAgreement | None = None
     times: GenerationTimes | None = None
+
+
+Counted = Literal["activations", "activations+cache", "activations+cache+weights"]
+"""The bytes that a ratio is about."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillBytes:
+    """The bytes of one prefill, counted operation by operation."""
+
+    activations_bytes: int
+    """The most that tensors made by the calls took at once."""
+    cache_bytes: int
+    """The decoder's own tensors that the calls wrote to."""
+    weights_bytes: int
+    """The decoder's other tensors."""
+
+    def total(self, counting: Counted) -> int:
+        """The sum of what is counted."""
+        cache, weights = "cache" in counting, "weights" in counting
+        return self.activations_bytes + cache * self.cache_bytes + weights * self.weights_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prefill:
+    """A prompt of one row, prefilled in one call and in chunks."""
+
+    prompt_length: int
+    chunk: int
+    counting: Counted
+    whole: PrefillBytes
+    chunked: PrefillBytes
+    largest_difference: float | None
+    """Of the last logits and the cache, between both. None on ``meta``, where there are no values."""
+    tolerance: float | None
+
+    @property
+    def bytes_ratio(self) -> float:
+        """What is counted of the chunked prefill over that of the whole one."""
+        return self.chunked.total(self.counting) / self.whole.total(self.counting)

@@ -7,7 +7,7 @@ from enum import Enum
 from typing import Literal
 
 from pytest_cudagraph.values.evidence import Agreement, Finding, Receipt
-from pytest_cudagraph.values.generation import Generation
+from pytest_cudagraph.values.generation import Generation, Prefill
 from pytest_cudagraph.values.saved import BaseComparison, Comparison, NoBaseline, SavedBatch
 from pytest_cudagraph.values.timings import DeviceInfo, Timing
 
@@ -82,6 +82,7 @@ class BatchReport:
     compile_ns: int | None = None
     base: BaseComparison | None = None
     generation: Generation | None = None
+    prefill: Prefill | None = None
 
     @property
     def verdict(self) -> Verdict:

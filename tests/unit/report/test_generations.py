@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tests.facts import batch, generation, report
+from tests.facts import batch, generation, prefill, report
 
 from pytest_cudagraph.report.document import properties
-from pytest_cudagraph.report.generations import generation_table
+from pytest_cudagraph.report.generations import generation_table, prefill_table
 
 
 def test_the_table_reads_as_reviewed(golden):
@@ -17,8 +17,13 @@ def test_the_table_reads_as_reviewed(golden):
     golden("report/generations.txt", "\n".join(generation_table(reports)))
 
 
+def test_the_table_of_prefills_reads_as_reviewed(golden):
+    reports = [report("tests/test_a.py::test_a[prefill32768-chunk2048]", batch(1, prefill=prefill())), report()]
+    golden("report/prefills.txt", "\n".join(prefill_table(reports)))
+
+
 def test_without_a_timed_generation_there_is_no_table():
-    assert generation_table([report()]) == []
+    assert generation_table([report()]) == prefill_table([report()]) == []
 
 
 def test_junit_has_the_medians():

@@ -7,7 +7,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 import pytest
-from tests.facts import CPU, batch, generation, judgement, latency, report, saved, timing
+from tests.facts import CPU, batch, generation, judgement, latency, prefill, report, saved, timing
 
 from pytest_cudagraph.report import from_plain, to_plain
 from pytest_cudagraph.values import Finding, Interval, NoBaseline, Receipt, Site, Verdict
@@ -21,7 +21,11 @@ def everything():
         batch(1, baseline=saved(batch_size=1, compiled=latency(80.0), device=CPU), timing=timed, comparison="faster"),
         batch(2, judgement(Verdict.FAILED, evidence=("a", "b"), remedy="r"), baseline=None, compile_ns=5),
         batch(
-            4, baseline=NoBaseline(comparison="new", reason="never saved"), comparison="new", generation=generation()
+            4,
+            baseline=NoBaseline(comparison="new", reason="never saved"),
+            comparison="new",
+            generation=generation(),
+            prefill=prefill(),
         ),
         replace(batch(8), timing=None, receipt=None, agreement=None, min_speedup=None, judgements=()),
     )

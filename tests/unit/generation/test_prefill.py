@@ -1,0 +1,131 @@
+"""A prompt in chunks gives what one call gives, and its bytes are counted exactly, also without memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from examples.small_decoder import SmallDecoder
+from tests import facts
+
+from pytest_cudagraph import gate
+from pytest_cudagraph.errors import InputError
+from pytest_cudagraph.generation import PrefillRequest, compare_prefill, prefill
+from pytest_cudagraph.generation.memory import PeakBytes
+from pytest_cudagraph.settings.case import CallSettings, make_case
+from pytest_cudagraph.settings.marks import MarkSettings
+from pytest_cudagraph.settings.options import read_settings
+
+LLAMA_8B = {"vocabulary": 128256, "hidden": 4096, "heads": 32, "kv_heads": 8, "inner": 14336}
+
+
+@pytest.fixture
+def case(pytestconfig):
+    return make_case("test", CallSettings(), MarkSettings(), read_settings(pytestconfig))
+
+
+def request_for(length=48, chunk=8, max_bytes_ratio=None, counting="activations"):
+    return PrefillRequest(length=length, chunk=chunk, max_bytes_ratio=max_bytes_ratio, counting=counting)
+
+
+def verdicts(found, max_bytes_ratio=None):
+    judgements = (gate.judge_chunks(found), gate.judge_bytes(found, max_bytes_ratio))
+    return {each.gate for each in judgements if each.verdict.fails}
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_the_peak_counts_what_lives_at_once_with_the_size_of_its_storage(device):
+    own = torch.zeros(10, 10, device=device)
+    with PeakBytes([own]) as counted:
+        first = torch.zeros(100, 10, device=device)
+        second = first @ own
+        del first
+        third = second.view(-1)[:5] + 1  # a small part of a new tensor, and a view of an old one
+        del second
+        own.add_(1)
+        fourth = third.expand(3, 5)
+        assert counted.peak_bytes == 8000
+        del third, fourth
+        torch.zeros(2100, device=device)
+    assert (counted.peak_bytes, counted.written_bytes, counted.read_bytes) == (8400, 400, 0)
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 16, 48])
+def test_chunks_of_any_size_leave_the_logits_and_the_cache_of_one_call(case, chunk):
+    torch.manual_seed(0)
+    found = compare_prefill(SmallDecoder(last_only=True).eval(), request_for(chunk=chunk), case)
+    assert found.largest_difference is not None
+    assert verdicts(found) == set()
+
+
+def test_meta_counts_the_same_bytes_without_values(case):
+    found = {}
+    for device in ("cpu", "meta"):
+        with torch.device(device):
+            decoder = SmallDecoder(last_only=True).eval()
+        found[device] = compare_prefill(decoder, request_for(), case)
+    assert (found["meta"].whole, found["meta"].chunked) == (found["cpu"].whole, found["cpu"].chunked)
+    assert (found["meta"].largest_difference, verdicts(found["meta"])) == (None, set())
+    cache = 2 * 2 * 64 * 2 * 8 * 4 * 4 + 4 * 8  # layers, keys and values, slots, heads, size, rows, bytes; positions
+    assert found["cpu"].whole.cache_bytes == cache
+
+
+def test_a_chunk_of_2048_takes_a_tenth_of_the_activations_of_32768_tokens_for_a_model_of_8b_parameters(case):
+    with torch.device("meta"):
+        decoder = SmallDecoder(rows=1, length=32768, last_only=True, **LLAMA_8B).to(torch.bfloat16)
+    found = compare_prefill(decoder, request_for(32768, 2048), case)
+    assert verdicts(found, 0.10) == set()
+    assert verdicts(found, 0.05) == {"bytes"}
+
+
+def test_chunks_that_overlap_are_found_by_their_values_and_by_no_other_gate(case, monkeypatch):
+    def overlapping(tokens, chunk):
+        step = tokens.shape[1] if chunk is None else chunk
+        return [tokens[:, max(start - 2, 0) : start + step] for start in range(0, tokens.shape[1], step)]
+
+    monkeypatch.setattr(prefill, "parts", overlapping)
+    found = compare_prefill(SmallDecoder(last_only=True).eval(), request_for(32, 16), case)
+    assert verdicts(found, 1.0) == {"tokens"}
+
+
+def test_a_model_of_transformers_is_counted_on_meta(case):
+    transformers = pytest.importorskip("transformers", reason="the adapter is for transformers")
+    from pytest_cudagraph import static_decoder
+
+    config = transformers.LlamaConfig(
+        vocab_size=96, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=64, dtype=torch.float32,
+    )  # fmt: skip
+    with torch.device("meta"):
+        model = transformers.LlamaForCausalLM(config).eval()
+    found = compare_prefill(static_decoder(model, 64), request_for(), case)
+    assert found.whole.cache_bytes == 2 * (2 * 64 * 2 * 8 * 4 + 8)
+    assert found.bytes_ratio < 1
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"chunk": 0}, "chunk is a number of tokens of at least 1 and at most the prompt's 48; found 0"),
+        ({"chunk": 49}, "chunk is a number of tokens of at least 1 and at most the prompt's 48; found 49"),
+        ({"length": 2.5}, "length is a number of tokens of at least 1; found 2.5"),
+        ({"length": 65}, "the decoder holds 64 tokens; found a prompt of 65"),
+        ({"max_bytes_ratio": "half"}, "max_bytes_ratio is a number above 0; found 'half'"),
+        ({"counting": "all"}, "counting is one of activations, activations.cache, activations.cache.weights; found"),
+    ],
+)
+def test_a_request_that_makes_no_sense_is_one_clear_error(case, wrong, message):
+    with pytest.raises(InputError, match=message):
+        compare_prefill(SmallDecoder().eval(), request_for(**wrong), case)
+
+
+def test_the_messages_of_the_gates(golden):
+    found = {each: replace(facts.prefill(), largest_difference=each) for each in (None, 0.0, 0.47)}
+    judgements = [gate.judge_chunks(each) for each in found.values()]
+    judgements += [gate.judge_bytes(found[0.0], ratio) for ratio in (None, 0.5, 0.4)]
+    lines = [
+        "\n  ".join([f"{each.verdict.value}: {each.reason}", *each.evidence, *([each.remedy] if each.remedy else [])])
+        for each in judgements
+    ]
+    golden("gate_prefill.txt", "\n".join(lines))
