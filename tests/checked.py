@@ -20,5 +20,6 @@ def checked(model, examples, backend, *, call_for=None, seed=1, after_capture=la
             backend=backend,
             seed=seed,
             captured_at=captures.addresses,
+            size_states=captures.size_states,
             **({} if call_for is None else {"captured_for": call_for}),
         )

@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 
 import torch
 
+from pytest_cudagraph import inputs
 from pytest_cudagraph.errors import CaptureRefusal
 from pytest_cudagraph.inputs import Example
 from pytest_cudagraph.inputs.example import opaque_arguments
 from pytest_cudagraph.protocols import Backend, CapturedGraph, GraphPool, Model
-from pytest_cudagraph.state import Undo
+from pytest_cudagraph.state import SizeStates, Undo
 
 __all__ = ["Captures", "capture_batches"]
 
@@ -32,6 +33,8 @@ class Captures:
     """The address of each tensor of the state, by name. Replays read these addresses."""
     kept: tuple[torch.Tensor, ...] = ()
     """State that was made during capture and removed from the model. Graphs may read its address."""
+    size_states: SizeStates | None = None
+    """The state from which each graph was captured, if it depends on the batch size."""
 
 
 def nothing_compiled(batch_size: int) -> None:
@@ -50,7 +53,8 @@ def capture_batches(
 ) -> Captures:
     """Capture a graph of ``call_for(batch size)`` for each example. The first refusal ends this.
 
-    The largest batch comes first, so that the smaller ones fit into its memory in the pool. The state of ``model`` and
+    The largest batch comes first, so that the smaller ones fit into its memory in the pool. With several sizes, each is
+    captured after a first call at that size, which may make a cache for it. The state of ``model`` and
     the random generators are restored bit by bit after every capture, refused or not. Raises
     :class:`~pytest_cudagraph.errors.CudagraphError` naming state that cannot be restored, and
     :class:`~pytest_cudagraph.errors.InputError` for inputs that no graph takes.
@@ -63,6 +67,9 @@ def capture_batches(
             progress(f"capture batch {batch_size}")
         try:
             with undo.undone():
+                if len(examples) > 1:
+                    call = functools.partial(_call, model, examples[batch_size], backend)
+                    undo.size_states.learn(batch_size, call)
                 capture = functools.partial(pool.capture, rewind=undo.rewind)
                 graphs[batch_size] = _capture_one(call_for, examples[batch_size], capture, batch_size, executions)
         except CaptureRefusal as error:
@@ -75,7 +82,14 @@ def capture_batches(
         refused_batch=refusal[1] if refusal else None,
         addresses=undo.addresses,
         kept=undo.kept,
+        size_states=undo.size_states or None,
     )
+
+
+def _call(model: Model, example: Example, backend: Backend) -> None:
+    given = inputs.clone(example)
+    with backend.running():
+        model(*given.args, **given.kwargs)
 
 
 def _capture_one(

@@ -96,6 +96,7 @@ def run(case: Case, backend, sizes=SIZES) -> Seen:
             backend=backend,
             seed=SEED,
             captured_at=captures.addresses,
+            size_states=captures.size_states,
         )
     differ = [each for each in checked.values() if isinstance(each, Disagreement)]
     return Seen(audit=found, disagreement=differ[0] if differ else None)

@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tests.conformance.cases import CASES
-from tests.conformance.models import clean, loud, memory, quiet, silent
+from tests.conformance.models import clean, loud, memory, quiet, silent, sizes
 from tests.conformance.stages import STAGES, outcome
 
 from pytest_cudagraph.device import EMULATED, why_no_gpu
 
-MODELS = (clean, loud, memory, quiet, silent)
+MODELS = (clean, loud, memory, quiet, silent, sizes)
 """The modules whose import fills ``CASES``."""
 PAGE = Path(__file__).parents[2] / "docs" / "twin.md"
 TWIN, EMULATED_CUDA, GPU = "the twin", "emulated CUDA", "a GPU"

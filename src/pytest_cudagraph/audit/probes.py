@@ -207,12 +207,12 @@ class _ProbeRuns:
         if branches:
             what = f"the branch on is_cuda at {branches[0]}"
             self._judge_elsewhere("on a GPU", what, lambda: judge(example, self.held, as_on_gpu=True))
-        if another is not None:
-            what = "the call at another batch size"
-            self._judge_elsewhere("another batch size", what, lambda: judge(another, self.held))
         if not is_explained(self.seen):
             for seed, (kind, name) in enumerate(_OTHER_INPUTS.items(), start=_OTHER_SEED):
                 self._on_other_inputs(name, inputs.fresh(example, seed, like=kind))
+        if another is not None:  # last, because it may make a cache for its size
+            what = "the call at another batch size"
+            self._judge_elsewhere("another batch size", what, lambda: judge(another, self.held))
 
     def _again(self, example: Example) -> None:
         """Call twice on the same inputs and seed, and more often if the calls differ. The host's state runs on."""

@@ -1,4 +1,4 @@
-"""Checks beyond ordinary inputs: edge-case inputs, rows beside other rows, parameters changed in place."""
+"""Checks beyond ordinary inputs: edge cases, rows beside other rows, parameters changed in place, first calls."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 from pytest_cudagraph import inputs
 from pytest_cudagraph.backends.device_asserts import TrapGuard
-from pytest_cudagraph.check.batch_check import BatchCheck, CheckCase, CheckedCall, has_same_inputs
+from pytest_cudagraph.check.batch_check import BatchCheck, CheckCase, CheckedCall
 from pytest_cudagraph.check.compare import rounding_limit, spread
 from pytest_cudagraph.check.differences import has_same_outputs, moved_text
 from pytest_cudagraph.check.initial_state import CallResult
@@ -46,7 +46,7 @@ def check_adversarial_inputs(check: BatchCheck) -> None:
 def _adversarial_inputs(case: CheckCase, seed: int) -> Iterator[tuple[str, Example]]:
     ordinary = inputs.fresh(case.example, seed)
     for kind, example in inputs.adversaries(case.example, case.dims, seed):
-        if not has_same_inputs(example, ordinary):
+        if not inputs.has_same_inputs(example, ordinary):
             yield kind, example
 
 
@@ -206,4 +206,36 @@ def _as_stale_weight(difference: Disagreement, names: tuple[str, ...], moved: tu
             moved_text(moved) if moved else copied,
         ),
         finding_id=difference.finding_id or ("rebinds-state" if moved else "foreign-tensor"),
+    )
+
+
+def check_first_call(check: BatchCheck) -> None:
+    """Compare eager's first call at this batch size with its later ones, where it makes tensors anew.
+
+    A replay does what later calls do.
+    """
+    agreed, case = check.agreed, check.case
+    if agreed is None:
+        return
+    for other in case.others:
+        first = other.run(case.eager, agreed.example, agreed.seed)
+        found = case.comparison.unrepeatable(first, agreed.eager)
+        if found is not None:
+            check.end_with(_as_first_call(found, first))
+            return
+    if case.made:
+        check.note(
+            f"a first call at this batch size makes {', '.join(case.made)} anew. A graph reads what was there at its "
+            "capture: code that captures several sizes must keep that alive"
+        )
+
+
+def _as_first_call(found: Disagreement, first: CallResult) -> Disagreement:
+    made = ", ".join(sorted(first.rebound))
+    return replace(
+        found,
+        message="a first call at this batch size computes something else than the next, which a replay repeats",
+        evidence=(found.evidence[0], *([f"the first call makes anew: {made}"] if made else [])),
+        finding_id="rebinds-state",
+        assigned=first.assigned,
     )

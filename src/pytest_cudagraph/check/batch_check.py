@@ -19,7 +19,6 @@ from pytest_cudagraph.check.initial_state import CallResult, InitialState
 from pytest_cudagraph.errors import CudagraphError, DeadTensorError, InputError, first_line
 from pytest_cudagraph.inputs import Example
 from pytest_cudagraph.protocols import CapturedGraph, Model
-from pytest_cudagraph.pytree import same_bits
 from pytest_cudagraph.values import Agreement, Disagreement
 
 _FROM_THE_EXAMPLE = (
@@ -45,6 +44,10 @@ class CheckCase:
     comparison: ResultComparison
     moved: tuple[str, ...]
     """State that has another address than at capture."""
+    others: tuple[InitialState, ...] = ()
+    """Where each batch size has tensors of its own: the present state, and the state after a call at another size."""
+    made: tuple[str, ...] = ()
+    """The tensors that a first call at this batch size makes anew."""
 
     @property
     def batch_size(self) -> int:
@@ -171,7 +174,7 @@ class BatchCheck:
         if self._disagreement is not None:
             return self._disagreement
         (first_inputs, first), (last_inputs, last) = self._trials[0], self._trials[-1]
-        has_new_inputs = not has_same_inputs(first_inputs, last_inputs)
+        has_new_inputs = not inputs.has_same_inputs(first_inputs, last_inputs)
         if not has_new_inputs:
             self.note("the inputs hold nothing that can be drawn again: the check cannot detect stale inputs")
         is_void = has_new_inputs and bool(last.outputs) and has_same_outputs(first, last)
@@ -230,7 +233,7 @@ class BatchCheck:
         """New random inputs. If none could be drawn, a constant integer is lowered by one, if eager accepts that."""
         example = inputs.fresh(self.case.example, seed)
         is_given = self.case.example.drawing is not None
-        if is_given or not self._trials or not has_same_inputs(example, self._trials[-1][0]):
+        if is_given or not self._trials or not inputs.has_same_inputs(example, self._trials[-1][0]):
             return example
         lowered = inputs.lowered(example)
         try:
@@ -295,9 +298,3 @@ class BatchCheck:
         except Exception:
             return False
         return has_same_results(eager, other)
-
-
-def has_same_inputs(first: Example, second: Example) -> bool:
-    """Whether two examples hold the same bits."""
-    ones, others = (pytree.tensors_in((example.args, example.kwargs)) for example in (first, second))
-    return all(same_bits(one, other) for one, other in zip(ones, others, strict=True))

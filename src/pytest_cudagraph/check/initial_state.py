@@ -67,10 +67,12 @@ class CallResult:
 class InitialState:
     """The state before the check. Every call starts from it. As a context manager, it restores the state on exit."""
 
-    def __init__(self, model: Model, examples: Iterable[Example], backend: Backend) -> None:
-        self._backend = backend
-        extras = opaque_arguments(examples)
-        self._snapshot = Snapshot.take(model, extras=extras)
+    def __init__(
+        self, model: Model, examples: Iterable[Example], backend: Backend, snapshot: Snapshot | None = None
+    ) -> None:
+        self._backend, self._examples = backend, list(examples)
+        extras = opaque_arguments(self._examples)
+        self._snapshot = snapshot or Snapshot.take(model, extras=extras)
         self._roots = (model, extras)
         self._assignments = Assignments(model)
         self._rng = backend.rng_state(*self._roots)
@@ -82,6 +84,14 @@ class InitialState:
         """Whether an invalid value, such as an index out of range, can end the device's work for the whole process."""
         self.not_seen = tuple(f"state {name!r}" for name in self._snapshot.not_seen)
         """State that can be neither compared nor restored."""
+
+    def as_captured(self, captured: Snapshot) -> InitialState:
+        """The tensors that the model had at the capture of one batch size, with the values of now."""
+        captured.restore()
+        self._snapshot.rewinder()()
+        found = InitialState(self._roots[0], self._examples, self._backend, self._snapshot.taken_again())
+        self._snapshot.restore()
+        return found
 
     def run(
         self,

@@ -6,13 +6,19 @@ import itertools
 import random
 from collections.abc import Callable, Mapping
 
-from pytest_cudagraph.check.adversarial import check_adversarial_inputs, check_weight_update, note_mixed_rows
+from pytest_cudagraph.check.adversarial import (
+    check_adversarial_inputs,
+    check_first_call,
+    check_weight_update,
+    note_mixed_rows,
+)
 from pytest_cudagraph.check.batch_check import BatchCheck, CheckCase
 from pytest_cudagraph.check.compare import Tolerance
 from pytest_cudagraph.check.differences import ResultComparison
 from pytest_cudagraph.check.initial_state import InitialState
 from pytest_cudagraph.inputs import Example, row_dims
 from pytest_cudagraph.protocols import Backend, CapturedGraph, Model
+from pytest_cudagraph.state import SizeStates
 from pytest_cudagraph.values import Agreement, Disagreement
 
 # In the second round every graph finds its buffers as the other graphs left them.
@@ -30,6 +36,7 @@ def check_replays(
     rtol: float | None = None,
     atol: float | None = None,
     captured_at: Mapping[str, int] | None = None,
+    size_states: SizeStates | None = None,
     captured_for: Callable[[int], Model] | None = None,
     progress: Callable[[str], None] = lambda line: None,
 ) -> dict[int, Agreement | Disagreement]:
@@ -39,23 +46,31 @@ def check_replays(
     other rows, the earlier calls again.
     ``torch.testing.assert_close`` compares, NaN equal to NaN. Differences between two eager runs are tolerated.
     The state of ``model`` and the random generators are restored. ``captured_at`` holds the addresses of the state at
-    capture, to explain differences. ``captured_for`` gives the compiled code of a graph. Raises
+    capture, to explain differences. ``size_states`` are those of :class:`~pytest_cudagraph.capture.Captures`: then each
+    graph is compared from the state of its capture, and a first call at its size with later ones. ``captured_for``
+    gives the compiled code of a graph. Raises
     :class:`~pytest_cudagraph.errors.InputError` if eager cannot take new inputs, and
     :class:`~pytest_cudagraph.errors.CudagraphError` if a replay raises or the state cannot be restored.
     """
     with InitialState(model, examples.values(), backend) as start:
         tolerance, moved = Tolerance(rtol=rtol, atol=atol), start.moved_since(captured_at or {})
         checks: dict[int, BatchCheck] = {}
+        own = size_states if size_states is not None and size_states.is_current() else None
+        starts = {size: start.as_captured(own.at(size)) for size in graphs} if own else {}
         for size, graph in graphs.items():
+            begin = starts.get(size, start)
+            other = next((starts[each] for each in starts if each != size), start)
             case = CheckCase(
                 graph=graph,
                 eager=eager_for(size),
                 captured=(captured_for or eager_for)(size),
                 example=examples[size],
                 dims=row_dims(examples[size], size, _neighbour(examples, size)),
-                start=start,
-                comparison=ResultComparison(batch_size=size, before=start.tensors, tolerance=tolerance),
-                moved=moved,
+                start=begin,
+                comparison=ResultComparison(batch_size=size, before=begin.tensors, tolerance=tolerance),
+                moved=() if own else moved,
+                others=(start, other) if own else (),
+                made=own.made_at(size) if own else (),
             )
             checks[size] = BatchCheck(case)
         _run(checks, random.Random(seed), progress)
@@ -77,6 +92,7 @@ def _run(checks: Mapping[int, BatchCheck], generator: random.Random, progress: C
         progress(f"check batch {size}: adversarial inputs, changed parameters")
         check_adversarial_inputs(checks[size])
         check_weight_update(checks[size])
+        check_first_call(checks[size])
     for smaller, wider in itertools.pairwise(sizes):
         note_mixed_rows(checks[smaller], checks[wider])
     for size in shuffled():

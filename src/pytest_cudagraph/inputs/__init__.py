@@ -9,7 +9,14 @@ from pytest_cudagraph.inputs.batching import (
     resizing,
 )
 from pytest_cudagraph.inputs.drawing import with_draw
-from pytest_cudagraph.inputs.example import Example, changed_tensors, check_device, clone, named_tensors
+from pytest_cudagraph.inputs.example import (
+    Example,
+    changed_tensors,
+    check_device,
+    clone,
+    has_same_inputs,
+    named_tensors,
+)
 from pytest_cudagraph.inputs.new_values import adversaries, beside, fresh, lowered, row_dims
 
 __all__ = [
@@ -25,6 +32,7 @@ __all__ = [
     "clone",
     "example_batch_size",
     "fresh",
+    "has_same_inputs",
     "lowered",
     "named_tensors",
     "resizing",

@@ -38,6 +38,12 @@ def named_tensors(example: Example) -> dict[str, torch.Tensor]:
     return {argument_name(path): leaf for path, leaf in named if isinstance(leaf, torch.Tensor)}
 
 
+def has_same_inputs(first: Example, second: Example) -> bool:
+    """Whether two examples hold the same bits."""
+    ones, others = (pytree.tensors_in((example.args, example.kwargs)) for example in (first, second))
+    return all(pytree.same_bits(one, other) for one, other in zip(ones, others, strict=True))
+
+
 def changed_tensors(before: Example, after: Example) -> tuple[str, ...]:
     """The names of tensors of ``before`` that hold other bits in ``after``.
 

@@ -164,6 +164,7 @@ class ModelRun:
             rtol=self.case.rtol,
             atol=self.case.atol,
             captured_at=results.captures.addresses if results.captures else None,
+            size_states=results.captures.size_states if results.captures else None,
             captured_for=self.call_for,
             progress=self._show,
         )

@@ -125,12 +125,31 @@ def run_eagerly(model: PreparedModel, backend: Backend) -> None:
 
 
 def _call_each(model: PreparedModel, look: Callable[[Any], object] = lambda output: None) -> None:
-    """Call the model once per batch size. Each call finds the same values in the state, which keeps them."""
+    """Call the model once per batch size. Each call finds the same values in the state, which keeps them.
+
+    A cache for one batch size is left for the smallest, at which the audit begins.
+    """
     __tracebackhide__ = True
-    rewind = state.Snapshot.take(model.eager, extras=opaque_arguments(model.examples.values())).rewinder()
-    for batch_size, example in model.examples.items():
-        look(_call_example(model.eager, batch_size, example, model.resizing, is_copy=model.is_copy))
+    extras, smallest, addresses = opaque_arguments(model.examples.values()), min(model.examples), None
+    rewind = state.Snapshot.take(model.eager, extras=extras).rewinder()
+
+    def call(batch_size: int) -> Any:
+        __tracebackhide__ = True
+        example = model.examples[batch_size]
+        output = _call_example(model.eager, batch_size, example, model.resizing, is_copy=model.is_copy)
         rewind()
+        return output
+
+    for batch_size in model.examples:
+        look(call(batch_size))
+        if batch_size == smallest:
+            addresses = _addresses(model.eager, extras)
+    if _addresses(model.eager, extras) != addresses:
+        call(smallest)
+
+
+def _addresses(model: Model, extras: Mapping[str, Any]) -> dict[str, int]:
+    return {name: tensor.data_ptr() for name, tensor in state.live(model, extras=extras).items()}
 
 
 def _call_example(

@@ -157,7 +157,7 @@ class GraphSet:
         if form.cut is None and size > 1 and form.call.has_rows and setup.pad is not False:
             form.cut = learn_cut(setup, undo, size)
         undo.assert_unchanged()
-        form.open[size], form.kept[size] = graph, kept
+        form.open[size], form.kept[size] = graph, (*kept, *undo.replaced)
         self._used[form, size] = None
         self._tally.captures += 1
         self._tally.recaptures += size in form.captured_before

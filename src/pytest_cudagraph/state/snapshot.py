@@ -12,6 +12,7 @@ import torch
 from pytest_cudagraph import pytree
 from pytest_cudagraph.errors import CudagraphError
 from pytest_cudagraph.protocols import Backend, Model
+from pytest_cudagraph.state.size_states import SizeStates
 from pytest_cudagraph.state.storages import SavedStorage, TensorLayout, has_bits, layout_of, tensor_at
 from pytest_cudagraph.state.walk import View, look_at, plain_changes, training_changes
 
@@ -55,13 +56,13 @@ class _Held:
 class Snapshot:
     """A copy of everything a model holds: tensors, plain values, containers, training flags."""
 
-    def __init__(self, model: Any, extras: Extras = ()) -> None:
+    def __init__(self, model: Any, extras: Extras = (), saved: Mapping[int, SavedStorage] | None = None) -> None:
         self._model = model
         self._extras = _named(extras)
         with _plain_mode():
             self._view = look_at(model, self._extras)
             self._held = {name: _held(tensor) for name, tensor in self._view.tensors.items()}
-            self._storages = _saved_storages(self._view.tensors.values())
+            self._storages = _saved_storages(self._view.tensors.values(), saved or {})
 
     @classmethod
     def take(cls, model: Any, *, extras: Extras = ()) -> Snapshot:
@@ -70,6 +71,10 @@ class Snapshot:
         Needs as much memory as the state. Globals, class attributes and random generators are not saved.
         """
         return cls(model, extras)
+
+    def taken_again(self) -> Snapshot:
+        """What the model holds now. Memory that this snapshot has saved keeps its saved values, and is not copied."""
+        return Snapshot(self._model, dict(self._extras), self._storages)
 
     @property
     def not_seen(self) -> tuple[str, ...]:
@@ -115,11 +120,11 @@ class Snapshot:
 
         return rewind
 
-    def changes(self) -> Changes:
-        """Compare what the model holds now with what was saved."""
+    def changes(self, *, values: bool = True) -> Changes:
+        """Compare what the model holds now with what was saved. Without ``values``, nothing counts as written."""
         with _plain_mode():
             now = look_at(self._model, self._extras)
-            written, rebound = self._tensor_changes(now)
+            written, rebound = self._tensor_changes(now, values)
         old = self._view
         return Changes(
             written=written,
@@ -130,8 +135,8 @@ class Snapshot:
             training=tuple(training_changes(old, now)),
         )
 
-    def _tensor_changes(self, now: View) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        touched = {address for address, saved in self._storages.items() if saved.changed}
+    def _tensor_changes(self, now: View, values: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        touched = {address for address, saved in self._storages.items() if values and saved.changed}
         written: dict[TensorLayout, str] = {}
         rebound: list[str] = []
         for name, held in self._held.items():
@@ -165,16 +170,23 @@ class Undo:
     def __init__(self, model: Model, backend: Backend, *, extras: Extras = ()) -> None:
         self._backend = backend
         self._snapshot = Snapshot.take(model, extras=extras)
+        self.size_states = SizeStates(self._snapshot)
         self._rng: Any = backend.rng_state(model, extras)
         held = self._snapshot.live()
         self.addresses = {name: tensor.data_ptr() for name, tensor in held.items()}
-        self._held = {id(tensor) for tensor in held.values()}
+        self._held = {id(tensor): tensor for tensor in held.values()}
         self._kept: dict[int, torch.Tensor] = {}
+        self._replaced: dict[int, torch.Tensor] = {}
 
     @property
     def kept(self) -> tuple[torch.Tensor, ...]:
         """State that was made inside :meth:`undone` and removed from the model. A graph may read its address."""
         return tuple(self._kept.values())
+
+    @property
+    def replaced(self) -> tuple[torch.Tensor, ...]:
+        """State that a call inside :meth:`undone` replaced. A graph may read its address, and eager may free it."""
+        return tuple(self._replaced.values())
 
     def random_state(self) -> Any:
         """The present states of the random generators that are restored."""
@@ -201,8 +213,9 @@ class Undo:
     def _restore(self) -> None:
         # Keep what a capture made: the graph reads a rebound tensor by its address.
         self._backend.synchronize()
-        made = self._snapshot.live().values()
-        self._kept |= {id(tensor): tensor for tensor in made if id(tensor) not in self._held}
+        now = {id(tensor): tensor for tensor in self._snapshot.live().values()}
+        self._kept |= {key: tensor for key, tensor in now.items() if key not in self._held}
+        self._replaced |= {key: tensor for key, tensor in self._held.items() if key not in now}
         self._snapshot.restore()
         self._backend.set_rng_state(self._rng)
 
@@ -244,12 +257,13 @@ def _held(tensor: torch.Tensor) -> _Held:
     return _Held(tensor=tensor, alias=tensor.detach(), layout=layout_of(tensor), requires_grad=tensor.requires_grad)
 
 
-def _saved_storages(tensors: Iterable[torch.Tensor]) -> dict[int, SavedStorage]:
+def _saved_storages(tensors: Iterable[torch.Tensor], before: Mapping[int, SavedStorage]) -> dict[int, SavedStorage]:
     saved: dict[int, SavedStorage] = {}
     for tensor in tensors:
         storage = tensor.untyped_storage()
-        if has_bits(tensor) and storage.data_ptr() not in saved:
-            saved[storage.data_ptr()] = SavedStorage(storage)
+        address = storage.data_ptr()
+        if has_bits(tensor) and address not in saved:
+            saved[address] = before.get(address) or SavedStorage(storage)
     return saved
 
 

@@ -147,3 +147,44 @@ def test_weights_replaced_after_capture_are_caught():
     found = checked(model, examples, open_backend("cpu"), seed=3, after_capture=replace)
     assert {verdict.finding_id for verdict in found.values()} == {"rebinds-state"}
     assert not torch.equal(kept, model.weight)
+
+
+class PerSize(nn.Module):
+    """A cache for the batch size of the last call, and no parameter."""
+
+    def __init__(self, make):
+        super().__init__()
+        self.make = make
+        self.register_buffer("cache", torch.ones(1, 4))
+
+    def forward(self, x):
+        if self.cache.shape[0] != x.shape[0]:
+            self.cache = self.make(x)
+        return x * self.cache
+
+
+def test_a_cache_for_one_batch_size_is_noted_where_a_call_makes_it_anew():
+    found = check_model(PerSize(torch.ones_like), torch.randn(1, 4))
+    note = (
+        "a first call at this batch size makes cache anew. A graph reads what was there at its capture: "
+        "code that captures several sizes must keep that alive"
+    )
+    assert {size: verdict.notes for size, verdict in found.items()} == {4: (note,), 2: (note,), 1: ()}
+
+
+def test_what_a_first_call_at_a_batch_size_computes_is_what_later_ones_compute(golden):
+    found = check_model(PerSize(torch.Tensor.clone), torch.ones(1, 4))
+    assert {verdict.finding_id for verdict in found.values()} == {"rebinds-state"}
+    golden("check-first-call.txt", "\n".join([found[4].message, *found[4].evidence[1:]]))
+
+
+def test_calls_at_other_sizes_between_capture_and_check_change_nothing():
+    model = PerSize(torch.ones_like)
+    examples = inputs.batch_examples(inputs.Example(args=(torch.randn(1, 4),), kwargs={}), SIZES)
+
+    def call():
+        for size in (2, 3):
+            model(torch.randn(size, 4))
+
+    found = checked(model, examples, open_backend("cpu"), seed=3, after_capture=call)
+    assert all(isinstance(verdict, Agreement) for verdict in found.values()), found

@@ -407,3 +407,24 @@ def test_a_call_whose_graph_would_read_freed_memory_raises():
     run = runner(Grows(), torch.zeros(2, 3), batch_sizes=(2,))
     with pytest.raises(DeadTensorError, match="replay detected 1 dead tensor"):
         run(torch.zeros(2, 3))
+
+
+class Anchored(nn.Module):
+    """A cache for the batch size of the last call, in a plain attribute."""
+
+    rows = None
+
+    def forward(self, x):
+        if self.rows != x.shape[0]:
+            self.rows, self.anchors = x.shape[0], torch.arange(x.shape[0], dtype=x.dtype, device=x.device)[:, None]
+        return x + self.anchors
+
+
+def test_a_cache_that_an_eager_call_at_another_size_drops_stays_for_the_graph_that_reads_it():
+    model, same = Anchored(), Anchored()
+    model(torch.ones(4, 3))
+    with runner(model, torch.randn(4, 3), batch_sizes=(4,)) as run:
+        for rows in (4, 9, 4, 3):
+            x = torch.randn(rows, 3)
+            assert torch.equal(run(x), same(x))
+        assert (run.statistics.hits, run.statistics.state_changes) == (2, 0)
