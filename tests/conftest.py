@@ -45,7 +45,7 @@ def pytest_runtest_protocol(item):
 
 
 def _is_traced(item):
-    heavy = "project" in item.fixturenames or {"torch", "np"} & vars(item.module).keys()
+    heavy = {"project", "kind"} & {*item.fixturenames} or {"torch", "np"} & vars(item.module).keys()
     return not heavy and item.get_closest_marker("slow") is None
 
 

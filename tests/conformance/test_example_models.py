@@ -11,21 +11,25 @@ from pytest_cudagraph.backends import open_backend
 
 pytestmark = pytest.mark.filterwarnings("default")
 
+PLANTED_IN_EVERY_RUN = {"cnn", "transformer of 2 layers", "custom stages"}
+"""The others are built of the same layers, or of the architectures' (``test_architectures.py``)."""
 
-@pytest.fixture(params=[pytest.param(name, marks=[pytest.mark.slow] * ("llama" in name)) for name in EXAMPLES])
-def example(request):
-    if "llama" in request.param:
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_passes_audit_capture_and_check_at_every_batch_size(name, kind):
+    if "llama" in name:
         pytest.importorskip("transformers")
-    return EXAMPLES[request.param]
-
-
-def test_an_example_passes_audit_capture_and_check_at_every_batch_size(example, kind):
+    example = EXAMPLES[name]
     found = run(planted("example", example.build), open_backend(kind), example.batch_sizes)
     assert_clean(found)
     assert found.notes <= {"mutates-state"}
 
 
 @pytest.mark.parametrize("bug", PLANTED, ids=lambda bug: bug.__name__)
-def test_a_planted_bug_is_caught(example, bug, kind):
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in PLANTED_IN_EVERY_RUN else pytest.mark.nightly) for name in EXAMPLES]
+)
+def test_a_planted_bug_is_caught(name, bug, kind):
+    example = EXAMPLES[name]
     found = run(planted("example", example.build, bug), open_backend(kind), example.batch_sizes[:2])
     assert_caught(found, bug)

@@ -33,12 +33,14 @@ MISTAKES = {
 
 
 @pytest.fixture
-def item_with(pytester):
+def item_with(request):
     """A test item that uses the fixture and carries these marks, outermost first."""
 
     def make(*marks, fixture="cudagraph"):
         decorators = "".join(f"@pytest.mark.graph_speedup({mark})\n" for mark in marks)
-        return pytester.getitem(f"import pytest\n{decorators}def test_func({fixture}): pass\n")
+        names = {"pytest": pytest}
+        exec(f"{decorators}def test_func({fixture}): pass\n", names)
+        return pytest.Function.from_parent(request.node.parent, name="test_func", callobj=names["test_func"])
 
     return make
 
