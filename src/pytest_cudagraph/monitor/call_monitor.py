@@ -1,6 +1,6 @@
 """Records the calls of serving code: duration, tokens, batch size, failure, and whether a graph served them.
 
-A call adds one tuple to a queue and takes no lock. Every 64th call counts the last 64 into the totals of their names.
+A call adds one tuple to a queue, without a lock. Every 64th call counts the last 64 into the totals of their names.
 So memory is bounded by the number of names, not by the number of calls.
 """
 
@@ -113,12 +113,11 @@ class CallMonitor:
         """Keep a finished call. For :class:`TimedCall`."""
         pending = self._pending
         pending.append(record)
-        # Where another thread counts, this call's turn comes with the next ones. So no call ever waits.
-        if len(pending) >= _FOLDED_AT and self._lock.acquire(blocking=False):
-            try:
+        # While another thread counts, this call goes on, and its turn comes with the next ones. A call within a count
+        # (of a finalizer, of a signal handler) does so too. An interrupt between acquire() and try would keep the lock.
+        if len(pending) >= _FOLDED_AT and not self._lock.locked():
+            with self._lock:
                 self._fold()
-            finally:
-                self._lock.release()
 
     def enable(self) -> None:
         """Record calls, as a new monitor does."""
