@@ -15,6 +15,8 @@ _NO_CHECK = re.compile(r"^  device_check: NoCheck", re.MULTILINE)
 _STRUCTURED = re.compile(r"^  structured(_delegate)?: ", re.MULTILINE)
 _DELEGATE = re.compile(r"^  structured_delegate: (?P<name>[\w.]+)", re.MULTILINE)
 _OUT = re.compile(r"\*, .*Tensor\(\w!\)")
+_REDUCED_IN_OUT = frozenset({"mse_loss", "smooth_l1_loss"})
+"""Their CPU kernels resize ``out`` for the numbers that they reduce, and memory of the device is not resized."""
 _HEADER = """\
 #pragma once
 
@@ -49,7 +51,9 @@ def _rows(text: str) -> Iterator[tuple[str, str, str]]:
         delegate = _DELEGATE.search(body)
         is_checked = _NO_CHECK.search(body) is None
         wrapper = _wrapper(name, bool(_STRUCTURED.search(body)), body) if is_checked else ""
-        out = f"aten::{delegate['name']}" if delegate and not name.partition(".")[0].endswith("_") else ""
+        base = name.partition(".")[0]
+        has_out = delegate and not base.endswith("_") and base not in _REDUCED_IN_OUT
+        out = f"aten::{delegate['name']}" if has_out else ""
         yield name, wrapper, out
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 NUMBER = torch.tensor(2.0)
 ROW = torch.arange(4.0)
@@ -355,3 +356,23 @@ def test_an_index_without_elements_adds_nothing():
 def test_integers_are_counted_in_bins():
     counts = torch.histc(torch.tensor([0, 1, 1, 3, 9], dtype=torch.int32, device="cuda"), 4, 0, 3)
     assert (counts.dtype, counts.tolist()) == (torch.int32, [1, 2, 0, 1])
+
+
+@pytest.mark.parametrize("loss", [functional.mse_loss, functional.l1_loss, functional.smooth_l1_loss])
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+def test_a_loss_is_the_cpus(row, loss, reduction):
+    wanted = loss(ROW, ROW.flip(0), reduction=reduction)
+    assert torch.equal(captured(lambda: loss(row, row.flip(0), reduction=reduction)).cpu(), wanted)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_attention_is_computed_where_a_program_asks_for_fused_kernels(dtype):
+    query = torch.randn(2, 2, 8, 16, dtype=dtype)
+    mask = torch.ones(8, 8, dtype=torch.bool).tril()
+    kinds = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+    given = query.cuda(), query.cuda(), query.cuda()
+    for by in ({"is_causal": True}, {"attn_mask": mask.cuda()}):
+        with sdpa_kernel(kinds), torch.inference_mode():
+            found = captured(lambda by=by: functional.scaled_dot_product_attention(*given, **by))
+        wanted = functional.scaled_dot_product_attention(query, query, query, is_causal=True)
+        torch.testing.assert_close(found.cpu(), wanted)

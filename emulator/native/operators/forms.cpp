@@ -159,6 +159,25 @@ void choose_attention(const Operator& op, Stack* stack) {
   stack->emplace_back(int64_t(0));
 }
 
+// `sdpa_kernel` switches the fused kernels on again. They are computed by the math path, without what a gradient needs.
+void fused_attention(const Operator& op, Stack* stack) {
+  const auto& schema = op.handle.schema();
+  const Values given = torch::jit::pop(*stack, schema.arguments().size());
+  const auto of = [&](const char* name) { return given[*schema.argumentIndexWithName(name)]; };
+  const auto query = given[0].toTensor(), key = given[1].toTensor();
+  const bool biased = schema.argumentIndexWithName("attn_bias") && of("attn_bias").isTensor();
+  const auto bias = biased ? std::optional<at::Tensor>(of("attn_bias").toTensor()) : std::nullopt;
+  const auto output = std::get<0>(at::_scaled_dot_product_attention_math(
+      query, key, given[2].toTensor(), bias, of("dropout_p").toDouble(), of("is_causal").toBool(), std::nullopt,
+      of("scale").toOptional<double>()));
+  stack->emplace_back(output);
+  for (size_t i = 1; i < schema.returns().size(); ++i) {
+    const auto& name = schema.returns()[i].name();
+    if (name == "max_q" || name == "max_k") stack->emplace_back((name == "max_q" ? query : key).size(2));
+    else stack->emplace_back(at::empty({0}, query.options()));
+  }
+}
+
 }  // namespace
 
 Preparation preparation_of(const std::string& name) {
@@ -178,6 +197,8 @@ Form form_of(const std::string& name) {
   if (name == "aten::_index_put_impl_") return index_put;
   if (name == "aten::index_add" || name == "aten::index_add_") return index_add;
   if (name == "aten::histc") return histc;
+  for (const char* kind : {"flash", "efficient", "cudnn"})
+    if (name == std::string("aten::_scaled_dot_product_") + kind + "_attention") return fused_attention;
   return name == "aten::_fused_sdp_choice" ? choose_attention : nullptr;
 }
 
