@@ -46,3 +46,10 @@ def test_long_prompt(decode_engine):
             last_only=True,
         ).to(torch.bfloat16)
     decode_engine(decoder).prefill(32768, chunk=2048, max_bytes_ratio=0.10, counting="activations")
+
+
+def test_prompt_lookup(decode_engine):
+    """A random model repeats little of its prompt. The tokens are greedy's all the same."""
+    decoder = SmallDecoder().eval().to(decode_engine.device)
+    prompts = torch.arange(8, device=decode_engine.device).repeat(2, 2)
+    decode_engine(decoder).prompt_lookup(prompts, k=3, ngram=(1, 3), output_length=24, min_tokens_per_step=1.0)

@@ -16,6 +16,7 @@ from pytest_cudagraph.values import (
     Interval,
     Judgement,
     Latency,
+    Lookup,
     Prefill,
     PrefillBytes,
     Receipt,
@@ -129,6 +130,14 @@ def prefill() -> Prefill:
     return Prefill(
         prompt_length=32768, chunk=2048, counting="activations+cache", whole=whole,
         chunked=replace(whole, activations_bytes=360 << 20), largest_difference=0.0, tolerance=1e-5,
+    )  # fmt: skip
+
+
+def lookup() -> Lookup:
+    return Lookup(
+        batch_size=2, prompt_length=12, output_length=20, k=3,
+        receipt=GenerationReceipt(steps=10, replays=10), tokens=TokenAgreement(compared=40, same_shapes=False),
+        verified=6, drafted=30, accepted=18,
     )  # fmt: skip
 
 

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         SpeedupTooLow,
         StepNotReplayed,
         TokenMismatch,
+        TooFewTokensPerStep,
         TooManyBytes,
         TooManyKernels,
     )
@@ -100,6 +101,7 @@ __all__ = [
     "StepNotReplayed",
     "Timing",
     "TokenMismatch",
+    "TooFewTokensPerStep",
     "TooManyBytes",
     "TooManyKernels",
     "TuningReport",

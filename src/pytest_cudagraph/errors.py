@@ -16,6 +16,7 @@
     ├── StepNotReplayed                   a decode step ran without its graph
     ├── TokenMismatch                     generated tokens differ from eager
     ├── TooManyBytes                      a prefill takes more memory than allowed
+    ├── TooFewTokensPerStep               prompt lookup gives fewer tokens per step than asked for
     └── NotProven                         inconclusive or not judged, with --cudagraph-strict
     CudagraphError (Exception)            wrong use, or a problem of the machine
     ├── InputError                        unusable example inputs
@@ -158,6 +159,10 @@ class TooManyBytes(GraphTestFailure):
     """A prefill in chunks takes more bytes than the test allows."""
 
 
+class TooFewTokensPerStep(GraphTestFailure):
+    """Prompt lookup gives fewer tokens per step than the test asks for."""
+
+
 class NotProven(GraphTestFailure):
     """Nothing failed, but nothing is proved, and ``--cudagraph-strict`` requires proof."""
 
@@ -187,7 +192,7 @@ for _public in (
     CaptureRefusal, CompileTimeout, DeadTensorError,
     GraphTestFailure, EagerFailed, AuditFailed, CompileFailed, CaptureFailed, ReplayMismatch,
     SpeedupTooLow, SlowerThanBaseline, SlowerThanBase, TooManyKernels, ExpectationMissed, StepNotReplayed,
-    TokenMismatch, TooManyBytes, NotProven,
+    TokenMismatch, TooManyBytes, TooFewTokensPerStep, NotProven,
     InconclusiveWarning, FineGateWarning,
 ):  # fmt: skip
     _public.__module__ = "pytest_cudagraph"

@@ -47,6 +47,18 @@ def test_chunks(decode_engine):
     with pytest.raises(InputError, match="chunk is a number of tokens"):
         engine.prefill(48, chunk=0, name="none")
 
+def test_lookup(decode_engine):
+    engine = decode_engine(SmallDecoder().eval())
+    prompts = torch.arange(4).repeat(2, 3)
+    found = engine.prompt_lookup(prompts, k=2, ngram=(1, 3), output_length=12, min_tokens_per_step=1, atol=1e-4)
+    assert found is None or found.receipt.replays == found.receipt.steps
+    with pytest.raises(InputError, match="k is a number of proposed tokens"):
+        engine.prompt_lookup(prompts, k=0, name="none")
+
+def test_too_few_tokens_per_step(decode_engine):
+    prompts = torch.arange(4).repeat(2, 3)
+    decode_engine(SmallDecoder().eval()).prompt_lookup(prompts, k=2, min_tokens_per_step=3, atol=1e-4)
+
 def test_too_many_bytes(decode_engine):
     decode_engine(SmallDecoder().eval()).prefill(48, chunk=8, max_bytes_ratio=0.1)
 """
@@ -111,16 +123,17 @@ def test_generations_are_gated_shown_and_saved_each_under_its_lengths(decoding):
     )
 
 
-def test_a_prefill_in_chunks_is_gated_by_its_bytes_and_never_saved(decoding):
+def test_a_prefill_and_a_prompt_lookup_are_gated_shown_and_never_saved(decoding):
     decoding.pytester.makepyfile(test_user=PREFILL)
     result = decoding.measure("--cudagraph-update")
-    result.assert_outcomes(passed=1, failed=1)
+    result.assert_outcomes(passed=2, failed=2)
     result.stdout.fnmatch_lines(
-        ["E *TooManyBytes: batch 1: chunks of 8 take 0.* of the bytes of one call *", "prefill *"]
+        ["E *TooManyBytes: batch 1: chunks of 8 take 0.* of the bytes of one call *", "prefill *", "prompt lookup *"]
     )
     result.stdout.no_fnmatch_line("not written:*")
     assert not list(decoding.path.glob(".cudagraph/*.json"))
-    decoding.run().assert_outcomes(passed=2)
+    assert "TooFewTokensPerStep: batch 2: " in result.stdout.str()
+    decoding.run().assert_outcomes(passed=4)
 
 
 def test_without_the_flag_each_decoder_generates_once_and_nothing_is_judged(decoding):

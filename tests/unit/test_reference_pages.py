@@ -35,6 +35,7 @@ INTERNAL = {"min_source", "update_option", "extended", "inner_calls"}
         values.TokenAgreement,
         values.Prefill,
         values.PrefillBytes,
+        values.Lookup,
         values.Finding,
     ],
 )

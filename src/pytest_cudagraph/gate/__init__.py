@@ -4,7 +4,7 @@ A judgement is one sentence (found, allowed), its evidence and its remedy. The r
 device: the sentences here follow after "batch 8:".
 """
 
-from pytest_cudagraph.gate.generation import judge_bytes, judge_chunks, judge_steps, judge_tokens
+from pytest_cudagraph.gate.generation import judge_bytes, judge_chunks, judge_lookup, judge_steps, judge_tokens
 from pytest_cudagraph.gate.latency import change_interval_text, judge_baseline, replaced_text, sessions_text
 from pytest_cudagraph.gate.outcomes import judge_agreement, judge_capture, judge_compile_failure, judge_finding, refused
 from pytest_cudagraph.gate.speedup import judge_speedup
@@ -19,6 +19,7 @@ __all__ = [
     "judge_chunks",
     "judge_compile_failure",
     "judge_finding",
+    "judge_lookup",
     "judge_speedup",
     "judge_steps",
     "judge_structure",

@@ -10,6 +10,7 @@ from pytest_cudagraph.values import (
     Finding,
     GenerationReceipt,
     Judgement,
+    Lookup,
     Prefill,
     PrefillBytes,
     TokenAgreement,
@@ -97,7 +98,7 @@ def judge_chunks(found: Prefill) -> Judgement:
 
 
 _ROUNDING = 100
-"""A suggested ratio is rounded up to two decimals."""
+"""A suggested limit has two decimals."""
 
 
 def judge_bytes(found: Prefill, max_ratio: float | None) -> Judgement:
@@ -121,3 +122,23 @@ def judge_bytes(found: Prefill, max_ratio: float | None) -> Judgement:
 def _bytes_line(what: str, found: PrefillBytes) -> str:
     activations, cache = bytes_text(found.activations_bytes), bytes_text(found.cache_bytes)
     return f"{what}: activations {activations}, cache {cache}, weights {bytes_text(found.weights_bytes)}"
+
+
+def judge_lookup(found: Lookup, min_tokens_per_step: float | None) -> Judgement:
+    """Failed with fewer tokens per step than asked for. None: only shown."""
+    steps, tokens = plural(found.receipt.steps, "call"), plural(found.output_length - 1, "token")
+    reason = f"{found.tokens_per_step:.2f} tokens per step ({tokens} of each row in {steps})"
+    evidence = (
+        f"{found.accepted} of {found.drafted} proposed tokens accepted ({found.acceptance_ratio:.0%}), "
+        f"mean acceptance length {found.mean_acceptance_length:.2f}, {plural(found.verified, 'verified call')}",
+    )
+    if min_tokens_per_step is None or found.tokens_per_step >= min_tokens_per_step:
+        return Judgement(gate="lookup", verdict=Verdict.PASSED, reason=reason, evidence=evidence)
+    accept = math.floor(found.tokens_per_step * _ROUNDING) / _ROUNDING
+    return Judgement(
+        gate="lookup",
+        verdict=Verdict.FAILED,
+        reason=f"{reason}; this test asks for {min_tokens_per_step:g}",
+        evidence=evidence,
+        remedy=f"to accept: min_tokens_per_step={accept:.2f}",
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -41,6 +41,10 @@ class Generated:
     receipt: GenerationReceipt
     logits: torch.Tensor | None = None
     """(rows, count, vocabulary), if they were wanted."""
+
+    def of_rows(self, rows: int) -> Generated:
+        """The first rows: a batch without its padding."""
+        return replace(self, tokens=self.tokens[:rows], logits=None if self.logits is None else self.logits[:rows])
 
 
 class DecodeEngine:
@@ -88,6 +92,10 @@ class DecodeEngine:
             self.decoder.reset()
         self._graphs[batch_size, width] = graph
         return graph.receipt
+
+    def has_graph(self, batch_size: int, width: int) -> bool:
+        """Whether calls of this batch size and width were captured."""
+        return (batch_size, width) in self._graphs
 
     def graph(self, batch_size: int, width: int = 1) -> CapturedGraph:
         """The graph of exactly this batch size and width. Raises :class:`KeyError`."""
@@ -145,7 +153,7 @@ class DecodeEngine:
         :class:`~pytest_cudagraph.errors.InputError` for prompts that the decoder cannot take.
         """
         self.check_prompts(prompts, count)
-        rows, before = prompts.shape[0], self._replays()
+        rows, before = prompts.shape[0], self.replays
         tokens, logits = [], []
         with self._backend.running():
             for step in self.steps(prompts, count, chunk=chunk, graphs=graphs, forced=forced):
@@ -153,7 +161,7 @@ class DecodeEngine:
                 logits += [step.logits[:rows, -1:].clone()] if keep_logits else []
         return Generated(
             tokens=torch.cat(tokens, 1),
-            receipt=self._receipt(count - 1, self._replays() - before, rows),
+            receipt=self._receipt(count - 1, self.replays - before, rows),
             logits=torch.cat(logits, 1) if logits else None,
         )
 
@@ -183,7 +191,9 @@ class DecodeEngine:
         padded_rows = self.rows_of_graph(rows) - rows
         return GenerationReceipt(steps=steps, replays=replays, padded_rows=padded_rows, eager=reasons)
 
-    def _replays(self) -> int:
+    @property
+    def replays(self) -> int:
+        """Launches of all graphs since their capture."""
         return sum(graph.replays for graph in self._graphs.values())
 
     def close(self) -> None:

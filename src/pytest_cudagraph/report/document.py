@@ -206,6 +206,7 @@ def _batch(batch: BatchReport) -> dict[str, Any]:
         "base": _base(batch.base),
         "generation": generation_document(batch.generation),
         "prefill": None if batch.prefill is None else asdict(batch.prefill),
+        "lookup": None if batch.lookup is None else asdict(batch.lookup),
         "measure_seconds": _seconds(timing.measure_ns) if timing else None,
         "blocks": timing.blocks if timing else None,
         "seed": timing.seed if timing else None,

@@ -8,7 +8,7 @@ from typing import Any
 
 from pytest_cudagraph.report.columns import Column, grid
 from pytest_cudagraph.units import bytes_text, latency_text, to_seconds
-from pytest_cudagraph.values import BatchReport, Generation, GenerationTimes, GraphReport, Latency, Prefill
+from pytest_cudagraph.values import BatchReport, Generation, GenerationTimes, GraphReport, Latency, Lookup, Prefill
 
 _TITLES = ("batch", "TTFT", "ITL", "ITL p99", "tokens/s", "replays", "padded", "ties")
 
@@ -43,6 +43,33 @@ def prefill_table(reports: Iterable[GraphReport]) -> list[str]:
 def _prefill_cells(found: Prefill) -> list[str]:
     bytes_of = [bytes_text(each.total(found.counting)) for each in (found.whole, found.chunked)]
     return [str(found.prompt_length), str(found.chunk), f"{found.bytes_ratio:.3f}", found.counting, *bytes_of]
+
+
+_LOOKUP = ("batch", "k", "tokens/step", "acceptance", "mean length", "replays", "ties")
+
+
+def lookup_table(reports: Iterable[GraphReport]) -> list[str]:
+    """One line for each generation with prompt lookup. Empty without one."""
+    rows = [
+        [report.name, *_lookup_cells(batch.lookup)]
+        for report in reports
+        for batch in report.batches
+        if batch.lookup is not None
+    ]
+    columns = [Column(title="prompt lookup", right=False), *(Column(title=title) for title in _LOOKUP)]
+    return grid(columns, rows) if rows else []
+
+
+def _lookup_cells(found: Lookup) -> list[str]:
+    return [
+        str(found.batch_size),
+        str(found.k),
+        f"{found.tokens_per_step:.2f}",
+        f"{found.acceptance_ratio:.0%}",
+        f"{found.mean_acceptance_length:.2f}",
+        f"{found.receipt.replays}/{found.receipt.steps}",
+        str(found.tokens.ties if found.tokens else "-"),
+    ]
 
 
 def _cells(found: Generation, times: GenerationTimes) -> list[str]:

@@ -17,7 +17,7 @@ from pytest_cudagraph.settings.case import CallSettings, Case
 if TYPE_CHECKING:
     from pytest_cudagraph.generation import DecodeEngine, Decoder
     from pytest_cudagraph.pipeline import DeviceContext
-    from pytest_cudagraph.values import Counted, Generation, Prefill
+    from pytest_cudagraph.values import Counted, Generation, Lookup, Prefill
 
 
 class MakeDecodeEngine:
@@ -104,6 +104,35 @@ class EngineUnderTest:
         given = {"length": length, "chunk": chunk, "max_bytes_ratio": max_bytes_ratio, "counting": counting}
         return _prefill(self._context, self.decoder, given, call)
 
+    def prompt_lookup(
+        self,
+        prompts: Any,
+        *,
+        k: int,
+        ngram: tuple[int, int] = (2, 4),
+        min_tokens_per_step: float | None = None,
+        output_length: int | None = None,
+        exact: bool | None = None,
+        rtol: float | None = None,
+        atol: float | None = None,
+        name: str | None = None,
+    ) -> Lookup | None:
+        """Generate from ``prompts``, int64 (rows, n), with ``k`` tokens per proposal, and compare with greedy.
+
+        A proposal follows the last earlier occurrence of a suffix of ``ngram`` tokens. One captured call verifies it,
+        and rejected tokens are rewound. The decoder must return the logits of its last k + 1 tokens. Returns None
+        without ``--cudagraph``: then the prompts are continued once, eagerly. Raises
+        :class:`~pytest_cudagraph.errors.StepNotReplayed`, :class:`~pytest_cudagraph.errors.TokenMismatch`,
+        :class:`~pytest_cudagraph.errors.TooFewTokensPerStep` and :class:`~pytest_cudagraph.errors.InputError`.
+        """
+        __tracebackhide__ = True
+        call = CallSettings(
+            batch_sizes=_rows_of(prompts), output_lengths=None if output_length is None else [output_length],
+            exact=exact, rtol=rtol, atol=atol, name=name,
+        )  # fmt: skip
+        given = {"k": k, "ngram": ngram, "min_tokens_per_step": min_tokens_per_step}
+        return _lookup(self._context, self, prompts, given, call)
+
     def engine(self, case: Case, device_context: DeviceContext) -> DecodeEngine:
         """The engine with graphs for a case. It lives until teardown."""
         from pytest_cudagraph.generation import DecodeEngine
@@ -146,11 +175,7 @@ def _run_cell(
     from pytest_cudagraph import generation
 
     with device_context.using_its_threads():
-        try:
-            engine = under_test.engine(cell, device_context)
-        except CaptureRefusal as refused:
-            context.conclude(generation.report_of(cell, device_context, refused=refused))
-            raise
+        engine = _engine_or_failure(context, under_test, cell, device_context)
         run = generation.GreedyRun(engine=engine, case=cell, device_context=device_context, progress=context.progress)
         batches = run.batches(prompts)
     context.conclude(generation.report_of(cell, device_context, batches, against_base=context.against_base))
@@ -171,6 +196,49 @@ def _prefill(context: FixtureContext, decoder: Decoder, given: Mapping[str, Any]
         device_context = context.device_context(case.device)
         context.conclude(generation.report_of(case, device_context, [generation.judge_prefill(found, request)]))
     return found
+
+
+@hide_plugin_frames
+def _lookup(
+    context: FixtureContext, under_test: EngineUnderTest, prompts: Any, given: Mapping[str, Any], call: CallSettings
+) -> Lookup | None:
+    __tracebackhide__ = True
+    from pytest_cudagraph import generation
+    from pytest_cudagraph.baseline import parametrized
+
+    request = generation.LookupRequest(**given)
+    count = context.resolve(call).output_lengths[0]
+    own = parametrized(call.name or context.nodeid, f"lookup{request.k}-output{count}")
+    case = context.case(replace(call, name=own, output_lengths=[count]))
+    if not context.settings.enabled:
+        generation.run_once(under_test.decoder, case, prompts)
+        return None
+    device_context = context.device_context(case.device)
+    with device_context.using_its_threads():
+        engine = _engine_or_failure(context, under_test, case, device_context)
+        batch = generation.run_lookup(engine, prompts, request, case, device_context)
+    context.conclude(generation.report_of(case, device_context, [batch]))
+    return batch.lookup
+
+
+def _rows_of(prompts: Any) -> list[int]:
+    """The batch size of prompts. What is no batch of prompts is refused later, by the engine."""
+    shape = tuple(getattr(prompts, "shape", ()))
+    return [max(*shape[:1], 1)] if len(shape) == 2 else [1]
+
+
+def _engine_or_failure(
+    context: FixtureContext, under_test: EngineUnderTest, case: Case, device_context: DeviceContext
+) -> DecodeEngine:
+    """The engine. A refused capture ends the test with its report."""
+    __tracebackhide__ = True
+    from pytest_cudagraph import generation
+
+    try:
+        return under_test.engine(case, device_context)
+    except CaptureRefusal as refused:
+        context.conclude(generation.report_of(case, device_context, refused=refused))
+        raise
 
 
 @pytest.fixture

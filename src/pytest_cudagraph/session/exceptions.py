@@ -111,6 +111,7 @@ _FAILURES: dict[str, type[errors.GraphTestFailure]] = {
     "steps": errors.StepNotReplayed,
     "tokens": errors.TokenMismatch,
     "bytes": errors.TooManyBytes,
+    "lookup": errors.TooFewTokensPerStep,
 }
 
 

@@ -128,3 +128,37 @@ class Prefill:
     def bytes_ratio(self) -> float:
         """What is counted of the chunked prefill over that of the whole one."""
         return self.chunked.total(self.counting) / self.whole.total(self.counting)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lookup:
+    """One batch of prompts, continued with prompt lookup. Terms as in vLLM's ``v1/spec_decode/metrics.py``."""
+
+    batch_size: int
+    prompt_length: int
+    output_length: int
+    k: int
+    receipt: GenerationReceipt
+    """Of the calls after the prefill: verifications, and decode steps where nothing was proposed."""
+    tokens: TokenAgreement | None
+    verified: int
+    """Calls with a proposal."""
+    drafted: int
+    """Proposed tokens, over all rows."""
+    accepted: int
+    """Proposed tokens that were right in every row up to there, over all rows."""
+
+    @property
+    def acceptance_ratio(self) -> float:
+        """``accepted / drafted``. 0 without a proposal."""
+        return self.accepted / self.drafted if self.drafted else 0.0
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """``1 + accepted / (verified calls * rows)``: the bonus token of each verified call counts."""
+        return 1.0 + (self.accepted / (self.verified * self.batch_size) if self.verified else 0.0)
+
+    @property
+    def tokens_per_step(self) -> float:
+        """``(output length - 1) / calls``, of each row. All calls count, also those without a proposal."""
+        return (self.output_length - 1) / self.receipt.steps

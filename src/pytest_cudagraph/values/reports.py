@@ -7,13 +7,13 @@ from enum import Enum
 from typing import Literal
 
 from pytest_cudagraph.values.evidence import Agreement, Finding, Receipt
-from pytest_cudagraph.values.generation import Generation, Prefill
+from pytest_cudagraph.values.generation import Generation, Lookup, Prefill
 from pytest_cudagraph.values.saved import BaseComparison, Comparison, NoBaseline, SavedBatch
 from pytest_cudagraph.values.timings import DeviceInfo, Timing
 
 GateName = Literal[
     "eager", "audit", "compile", "capture", "check", "speedup", "baseline", "structure", "base",
-    "steps", "tokens", "bytes",
+    "steps", "tokens", "bytes", "lookup",
 ]  # fmt: skip
 
 
@@ -83,6 +83,7 @@ class BatchReport:
     base: BaseComparison | None = None
     generation: Generation | None = None
     prefill: Prefill | None = None
+    lookup: Lookup | None = None
 
     @property
     def verdict(self) -> Verdict:

@@ -58,7 +58,7 @@ def test_the_document_has_just_the_fields_of_its_schema():
     assert set(test["findings"][0]) == {"id", "level", "file", "line", "called_from", "message", "fix"}
     fields = (
         "batch_size verdict word reason judgements min_speedup speedup eager compiled replay reference kernels "
-        "capture_seconds memory_bytes receipt check baseline base generation prefill measure_seconds blocks seed"
+        "capture_seconds memory_bytes receipt check baseline base generation prefill lookup measure_seconds blocks seed"
     )
     assert all(set(each) == set(fields.split()) for each in test["batches"])
     assert set(test["batches"][0]["eager"]) == {"median", "q25", "samples"}
@@ -79,6 +79,7 @@ def test_timings_of_wrong_results_are_null():
         "base",
         "generation",
         "prefill",
+        "lookup",
         "measure_seconds",
         "blocks",
         "seed",

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tests.facts import batch, generation, prefill, report
+from tests.facts import batch, generation, lookup, prefill, report
 
 from pytest_cudagraph.report.document import properties
-from pytest_cudagraph.report.generations import generation_table, prefill_table
+from pytest_cudagraph.report.generations import generation_table, lookup_table, prefill_table
 
 
 def test_the_table_reads_as_reviewed(golden):
@@ -22,8 +22,12 @@ def test_the_table_of_prefills_reads_as_reviewed(golden):
     golden("report/prefills.txt", "\n".join(prefill_table(reports)))
 
 
+def test_the_table_of_prompt_lookups_reads_as_reviewed(golden):
+    golden("report/lookups.txt", "\n".join(lookup_table([report("a.py::test_a", batch(2, lookup=lookup())), report()])))
+
+
 def test_without_a_timed_generation_there_is_no_table():
-    assert generation_table([report()]) == prefill_table([report()]) == []
+    assert generation_table([report()]) == prefill_table([report()]) == lookup_table([report()]) == []
 
 
 def test_junit_has_the_medians():
