@@ -7,7 +7,8 @@ import platform
 from pathlib import Path
 
 import pytest
-from prometheus_client.openmetrics.parser import text_string_to_metric_families
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
+from prometheus_client.parser import text_string_to_metric_families as text_families
 from tests.fake_clock import FakeClock
 
 from pytest_cudagraph import CallMonitor, files
@@ -72,11 +73,12 @@ def test_the_openmetrics_text_reads_as_reviewed(process, golden):
     golden("monitor/openmetrics.prom", used().openmetrics())
 
 
-def test_prometheus_reads_the_same_numbers(process, tmp_path):
+@pytest.mark.parametrize("parse", [openmetrics_families, text_families], ids=["openmetrics", "earlier text format"])
+def test_prometheus_reads_the_same_numbers(process, tmp_path, parse):
     hostile = 'a "quoted" \\ name\nof two lines'
     monitor = used(calls=300, name=hostile)
     text = monitor.export(tmp_path / "calls.prom", format="openmetrics").read_text(encoding="utf-8")
-    samples = [each for family in text_string_to_metric_families(text) for each in family.samples]
+    samples = [each for family in parse(text) for each in family.samples]
     found = {
         (each.name, each.labels.get("le", each.labels.get("path", each.labels.get("error")))): each.value
         for each in samples
@@ -93,7 +95,7 @@ def test_prometheus_reads_the_same_numbers(process, tmp_path):
 
 
 def test_an_empty_monitor_is_read_too(process):
-    assert {family.name for family in text_string_to_metric_families(CallMonitor().openmetrics())} == {
+    assert {family.name for family in openmetrics_families(CallMonitor().openmetrics())} == {
         "cudagraph_call_duration_seconds", "cudagraph_calls_failed", "cudagraph_call_tokens", "cudagraph_call_rows",
         "cudagraph_model_calls",
     }  # fmt: skip

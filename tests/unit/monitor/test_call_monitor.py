@@ -17,7 +17,7 @@ from pytest_cudagraph.errors import ExpectationMissed, InputError
 from pytest_cudagraph.monitor import performance_monitor as shared
 from pytest_cudagraph.monitor.call_monitor import CallMonitor as Base
 from pytest_cudagraph.monitor.call_summary import OTHERS, CallTotals
-from pytest_cudagraph.monitor.performance_monitor import PerformanceMonitor
+from pytest_cudagraph.monitor.earlier_names import PerformanceMonitor
 
 MS = 1_000_000
 
