@@ -13,7 +13,7 @@ from pytest_cudagraph.errors import CaptureRefusal
 from pytest_cudagraph.inputs import Example
 from pytest_cudagraph.inputs.example import opaque_arguments
 from pytest_cudagraph.protocols import Backend, CapturedGraph, GraphPool, Model
-from pytest_cudagraph.state import SizeStates, Undo
+from pytest_cudagraph.state import NO_CONSTANTS, Constants, SizeStates, Undo
 
 __all__ = ["Captures", "capture_batches"]
 
@@ -49,17 +49,19 @@ def capture_batches(
     model: Model,
     backend: Backend,
     executions: Executions = nothing_compiled,
+    constants: Constants = NO_CONSTANTS,
     progress: Callable[[str], None] | None = None,
 ) -> Captures:
     """Capture a graph of ``call_for(batch size)`` for each example. The first refusal ends this.
 
     The largest batch comes first, so that the smaller ones fit into its memory in the pool. With several sizes, each is
-    captured after a first call at that size, which may make a cache for it. The state of ``model`` and
-    the random generators are restored bit by bit after every capture, refused or not. Raises
+    captured after a first call at that size, which may make a cache for it. The state of ``model`` and the random
+    generators are restored bit by bit after every capture, refused or not. ``constants`` must not change, and are not
+    copied. Raises
     :class:`~pytest_cudagraph.errors.CudagraphError` naming state that cannot be restored, and
     :class:`~pytest_cudagraph.errors.InputError` for inputs that no graph takes.
     """
-    undo = Undo(model, backend, extras=opaque_arguments(examples.values()))
+    undo = Undo(model, backend, extras=opaque_arguments(examples.values()), constants=constants)
     graphs: dict[int, CapturedGraph] = {}
     refusal: tuple[CaptureRefusal, int] | None = None
     for batch_size in sorted(examples, reverse=True):

@@ -60,18 +60,25 @@ class Audit:
         return tuple(finding for finding in self.findings if finding.level == "error")
 
 
-def audit(model: Model, example: Example, backend: Backend, another: Example | None = None) -> Audit:
+def audit(
+    model: Model,
+    example: Example,
+    backend: Backend,
+    another: Example | None = None,
+    constants: state.Constants = state.NO_CONSTANTS,
+) -> Audit:
     """Call the eager model a dozen times and report its hazards by the ids of the catalogue.
 
     ``another`` is an example of another batch size. The rules judge its call too. The model, its inputs and all random
-    generators stay bit-equal. The audit skips compiled and scripted models, because they do not run the written code.
-    Exceptions of the model's first call propagate.
+    generators stay bit-equal. ``constants`` are parameters that calls do not write, and are not copied. The audit skips
+    compiled and scripted models, because they do not run the written code. Exceptions of the model's first call
+    propagate.
     """
     sealed = sorted(set(_sealed_parts(model)))
     if sealed:
         not_judged = tuple(f"{part}. Audit its eager module instead" for part in sealed)
         return Audit(not_judged=not_judged, notes=_notes(model, ()))
-    seen = run_probes(model, example, backend, another)
+    seen = run_probes(model, example, backend, another, constants)
     findings = findings_of(seen)
     not_judged = (*seen.not_judged, *_unseen(seen))
     return Audit(findings=findings, not_judged=not_judged, notes=_notes(model, findings))

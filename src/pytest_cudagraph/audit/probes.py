@@ -160,14 +160,16 @@ _MORE_CALLS = 4
 _T = TypeVar("_T")
 
 
-def run_probes(model: Model, example: Example, backend: Backend, another: Example | None) -> ProbeResults:
+def run_probes(
+    model: Model, example: Example, backend: Backend, another: Example | None, constants: state.Constants
+) -> ProbeResults:
     """Call the model a dozen times. Leave state, inputs and random generators as they were.
 
     ``another`` is an example of another batch size. An exception of the first call propagates, because the model fails
     without any graph.
     """
     extras = [leaf for leaf in pytree.flatten((example.args, example.kwargs))[0] if not isinstance(leaf, torch.Tensor)]
-    snapshot = state.Snapshot.take(model, extras=extras)
+    snapshot = state.Snapshot.take(model, extras=extras, constants=constants)
     generators = Generators(backend)
     held = state.live(model, extras=extras)
     registered = _registered(model, held)
@@ -251,8 +253,7 @@ class _ProbeRuns:
 
     def _next(self, what: str, run: Callable[[], _T]) -> _T | None:
         """Run from the host's state after the last call. The values on the device may be those of the first call."""
-        written = self.seen.changes.written
-        if not written:
+        if not (written := self.seen.changes.written):
             return self._try(what, run)
         if self.probe.backend.kind == "cuda":
             # A second step could write past the end of a cache, which ends all work of a GPU.

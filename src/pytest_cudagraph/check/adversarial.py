@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,12 +16,11 @@ from pytest_cudagraph.backends.device_asserts import TrapGuard
 from pytest_cudagraph.check.batch_check import BatchCheck, CheckCase, CheckedCall
 from pytest_cudagraph.check.compare import rounding_limit, spread
 from pytest_cudagraph.check.differences import has_same_outputs, moved_text
-from pytest_cudagraph.check.initial_state import CallResult
+from pytest_cudagraph.check.initial_state import CallResult, Change
+from pytest_cudagraph.check.weight_change import changed
 from pytest_cudagraph.inputs import Example
 from pytest_cudagraph.inputs.example import opaque_arguments
 from pytest_cudagraph.values import Disagreement
-
-Change = Callable[[], None]
 
 
 def check_adversarial_inputs(check: BatchCheck) -> None:
@@ -117,12 +117,6 @@ def _row_gap(case: CheckCase, alone: Any, among: Any) -> float:
     return gap if gap > rounding_limit(alone, case.comparison.tolerance) else 0.0
 
 
-_CHANGE_RATIO = 0.05
-"""Far above the rounding of any dtype, and still a plausible weight."""
-
-_FROM_ZERO = 0.01
-"""Replaces 0, which no factor changes. Biases and gammas often start at 0."""
-
 _OWN_WEIGHTS = (
     "the compiled code holds weights of its own (a package, or frozen weights): it does not see an in-place change of "
     "the eager model's parameters"
@@ -138,7 +132,7 @@ def check_weight_update(check: BatchCheck) -> None:
     weights = case.start.weights(case.moved)
     if agreed is None or not weights:
         return
-    change = changed(weights)
+    change = partial(changed, weights.values())
     eager = _changed_eager(case, agreed, change)
     if eager is None or has_same_outputs(eager, agreed.eager):
         return
@@ -150,17 +144,6 @@ def check_weight_update(check: BatchCheck) -> None:
     difference = _changed_difference(check, agreed, expected, change)
     if difference is not None:
         check.end_with(_as_stale_weight(difference, _stale_weights(check, agreed, weights), case.moved))
-
-
-def changed(weights: Mapping[str, torch.Tensor]) -> Change:
-    """A function that changes these tensors in place: each element by another factor near 1, zeros to small values."""
-
-    def change() -> None:
-        for tensor in weights.values():
-            wave = torch.arange(tensor.numel(), device=tensor.device, dtype=torch.float32).cos().view(tensor.shape)
-            tensor.copy_(torch.where(tensor == 0, _FROM_ZERO * wave, tensor * (1 + _CHANGE_RATIO * wave)))
-
-    return change
 
 
 def _changed_eager(case: CheckCase, agreed: CheckedCall, change: Change) -> CallResult | None:
@@ -186,7 +169,7 @@ def _changed_difference(
 def _stale_weights(check: BatchCheck, agreed: CheckedCall, weights: Mapping[str, torch.Tensor]) -> tuple[str, ...]:
     """The first weight whose change alone makes replay differ. All of them if no single one does."""
     for name, tensor in weights.items():
-        change = changed({name: tensor})
+        change = partial(changed, [tensor])
         expected = _changed_eager(check.case, agreed, change)
         if expected is not None and _changed_difference(check, agreed, expected, change) is not None:
             return (name,)

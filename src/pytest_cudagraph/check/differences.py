@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 
+from pytest_cudagraph import pytree
 from pytest_cudagraph.check.compare import Tolerance, compare, furthest, rounding_limit, spread
 from pytest_cudagraph.check.initial_state import CallResult
-from pytest_cudagraph.inputs.example import is_opaque
+from pytest_cudagraph.inputs.example import Example, is_opaque
 from pytest_cudagraph.pytree import same_bits
 from pytest_cudagraph.values import Disagreement
 
@@ -69,6 +70,19 @@ class ResultComparison:
         return Disagreement(
             batch_size=self.batch_size, where=where, message=message, evidence=evidence, finding_id=finding_id
         )
+
+    def other_generators(self, eager: CallResult, replay: CallResult) -> Disagreement:
+        """The random generators differ after the two calls."""
+        drew = {True: "draws random numbers", False: "draws none"}
+        evidence = (f"eager {drew[eager.random]}, replay {drew[replay.random]}",)
+        message = "their state after a replay differs from their state after eager"
+        return self.disagreement("the random generators", message, evidence, "rng")
+
+    def written(self, names: tuple[str, ...]) -> Disagreement:
+        """Parameters changed that eager, on the example, does not write. There is no copy of them."""
+        message = "a replay writes to it, or eager on new inputs. Eager on the example does not"
+        evidence = (f"changed: {', '.join(names)}", "the old values are lost, because no copy was made")
+        return self.disagreement(names[0], message, evidence)
 
     def _tensor_difference(self, pair: Pair, noise: Mapping[str, float]) -> Disagreement | None:
         where, expected, found = pair
@@ -135,6 +149,12 @@ class ResultComparison:
         for name in sorted({*first.state, *second.state} - self.unread):
             start = self.before.get(name)
             yield name, first.state.get(name, start), second.state.get(name, start)
+
+
+def has_same_inputs(first: Example, second: Example) -> bool:
+    """Whether two examples hold the same bits."""
+    ones, others = (pytree.tensors_in((example.args, example.kwargs)) for example in (first, second))
+    return all(same_bits(one, other) for one, other in zip(ones, others, strict=True))
 
 
 def has_same_results(first: CallResult, second: CallResult) -> bool:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,8 +19,11 @@ from pytest_cudagraph.errors import CudagraphError
 from pytest_cudagraph.inputs import Example
 from pytest_cudagraph.inputs.example import is_opaque, opaque_arguments
 from pytest_cudagraph.protocols import Backend, CapturedGraph, Model
-from pytest_cudagraph.state import Changes, Snapshot
+from pytest_cudagraph.state import NO_CONSTANTS, Changes, Constants, Snapshot
 from pytest_cudagraph.values import Assigned
+
+Change = Callable[[], AbstractContextManager[object]]
+"""Makes a context manager that changes state in place inside, and brings it back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,14 +71,21 @@ class InitialState:
     """The state before the check. Every call starts from it. As a context manager, it restores the state on exit."""
 
     def __init__(
-        self, model: Model, examples: Iterable[Example], backend: Backend, snapshot: Snapshot | None = None
+        self,
+        model: Model,
+        examples: Iterable[Example],
+        backend: Backend,
+        constants: Constants = NO_CONSTANTS,
+        snapshot: Snapshot | None = None,
     ) -> None:
         self._backend, self._examples = backend, list(examples)
         extras = opaque_arguments(self._examples)
-        self._snapshot = snapshot or Snapshot.take(model, extras=extras)
+        self._constants = constants if snapshot else constants.renewed()
+        self._snapshot = snapshot or Snapshot.take(model, extras=extras, constants=constants)
         self._roots = (model, extras)
         self._assignments = Assignments(model)
         self._rng = backend.rng_state(*self._roots)
+        self._lost: set[str] = set()
         self._live = self._snapshot.live()
         self._nouns = _nouns(model, self._live)
         self.tensors = {self._noun(name): tensor for name, tensor in self._snapshot.tensors().items()}
@@ -89,7 +99,9 @@ class InitialState:
         """The tensors that the model had at the capture of one batch size, with the values of now."""
         captured.restore()
         self._snapshot.rewinder()()
-        found = InitialState(self._roots[0], self._examples, self._backend, self._snapshot.taken_again())
+        snapshot = self._snapshot.taken_again()
+        found = InitialState(self._roots[0], self._examples, self._backend, self._constants, snapshot)
+        found._lost = self._lost
         self._snapshot.restore()
         return found
 
@@ -99,17 +111,26 @@ class InitialState:
         example: Example,
         seed: int,
         *,
-        change: Callable[[], None] | None = None,
+        change: Change | None = None,
         records_state: bool | None = None,
     ) -> CallResult:
         """Restore the state, seed the generators, and call on a copy of ``example``.
 
-        ``change`` changes the state before the call. The result then records no state, unless ``records_state`` is set.
+        ``change`` changes the state during the call. The result then records no state, unless ``records_state`` is set.
         """
         self._snapshot.restore()
-        if change is not None:
+        if change is None:
+            return self._run(call, example, seed, records_state=records_state is not False)
+        changed = ExitStack()
+        with self._backend.running():
+            changed.enter_context(change())
+        try:
+            return self._run(call, example, seed, records_state=bool(records_state))
+        finally:
             with self._backend.running():
-                change()
+                changed.close()
+
+    def _run(self, call: Model, example: Example, seed: int, *, records_state: bool) -> CallResult:
         _seed_generators(seed, self._backend.kind)
         seeded = self._backend.rng_state()
         given = inputs.clone(example)
@@ -118,8 +139,7 @@ class InitialState:
         self._backend.synchronize()
         generators = self._backend.rng_state()
         held = {f"output{path}": leaf for path, leaf in pytree.named_leaves(output)}
-        has_state = change is None if records_state is None else records_state
-        changes = self._snapshot.changes() if has_state else Changes()
+        changes = self._snapshot.changes() if records_state else Changes()
         rebound, python = (*changes.rebound, *changes.added), (*changes.python, *changes.training)
         return CallResult(
             structure=pytree.flatten(output)[1],
@@ -138,11 +158,17 @@ class InitialState:
         now = self._snapshot.live() if names else {}
         return {self._noun(name): _copy(now.get(name)) for name in names}
 
-    def replaced_by(self, result: CallResult) -> dict[str, Callable[[], None]]:
-        """The plain tensors that a call replaced, each with a function that fills the old one with other values."""
+    def lost(self) -> tuple[str, ...]:
+        """The constants that were written since the start, each once. Their values cannot be restored."""
+        found = [name for name in self._constants.changed() if name not in self._lost]
+        self._lost.update(found)
+        return tuple(self._noun(name) for name in found)
+
+    def replaced_by(self, result: CallResult) -> dict[str, Change]:
+        """The plain tensors that a call replaced, each with a change that fills the old one with other values."""
         old = {self._noun(name): tensor for name, tensor in self._live.items()}
         names = [name for name in result.rebound if name.startswith("state ") and name in old]
-        return {name: functools.partial(_fill_with_others, old[name]) for name in sorted(names)}
+        return {name: functools.partial(_filled_with_others, old[name]) for name in sorted(names)}
 
     def weights(self, moved: Collection[str] = ()) -> dict[str, torch.Tensor]:
         """The live floating parameters that can be changed in place. Buffers if there are no such parameters.
@@ -177,7 +203,7 @@ class InitialState:
     def _restore(self) -> None:
         self._snapshot.restore()
         self._backend.set_rng_state(self._rng)
-        left = [*self._snapshot.changes().names]
+        left = [*self._snapshot.changes().names, *self.lost()]
         if not pytree.has_same_tensors(self._backend.rng_state(*self._roots), self._rng):
             left.append("the random generators")
         if left:
@@ -201,11 +227,15 @@ def _can_change(tensor: torch.Tensor) -> bool:
     return is_floating and tensor.itemsize > 1 and tensor.numel() > 0 and not is_expanded and not tensor.is_meta
 
 
-def _fill_with_others(tensor: torch.Tensor) -> None:
-    if tensor.is_floating_point() or tensor.is_complex():
-        tensor.fill_(math.nan)
-    else:  # valid as an index
-        tensor.fill_(0 if bool(tensor.any()) else 1)
+@contextmanager
+def _filled_with_others(tensor: torch.Tensor) -> Iterator[None]:
+    before = tensor.clone()
+    is_floating = tensor.is_floating_point() or tensor.is_complex()
+    tensor.fill_(math.nan if is_floating else 0 if bool(tensor.any()) else 1)  # 0 and 1 are valid as an index
+    try:
+        yield
+    finally:
+        tensor.copy_(before)
 
 
 def _nouns(model: Model, live: Mapping[str, torch.Tensor]) -> dict[str, str]:

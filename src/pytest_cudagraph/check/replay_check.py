@@ -18,7 +18,7 @@ from pytest_cudagraph.check.differences import ResultComparison
 from pytest_cudagraph.check.initial_state import InitialState
 from pytest_cudagraph.inputs import Example, row_dims
 from pytest_cudagraph.protocols import Backend, CapturedGraph, Model
-from pytest_cudagraph.state import SizeStates
+from pytest_cudagraph.state import NO_CONSTANTS, Constants, SizeStates
 from pytest_cudagraph.values import Agreement, Disagreement
 
 # In the second round every graph finds its buffers as the other graphs left them.
@@ -38,6 +38,7 @@ def check_replays(
     captured_at: Mapping[str, int] | None = None,
     size_states: SizeStates | None = None,
     captured_for: Callable[[int], Model] | None = None,
+    constants: Constants = NO_CONSTANTS,
     progress: Callable[[str], None] = lambda line: None,
 ) -> dict[int, Agreement | Disagreement]:
     """Compare every graph with eager: outputs and state, from the same state, inputs and seed.
@@ -48,11 +49,12 @@ def check_replays(
     The state of ``model`` and the random generators are restored. ``captured_at`` holds the addresses of the state at
     capture, to explain differences. ``size_states`` are those of :class:`~pytest_cudagraph.capture.Captures`: then each
     graph is compared from the state of its capture, and a first call at its size with later ones. ``captured_for``
-    gives the compiled code of a graph. Raises
+    gives the compiled code of a graph. ``constants`` are compared by checksums, several times for each graph, and not
+    copied. Raises
     :class:`~pytest_cudagraph.errors.InputError` if eager cannot take new inputs, and
     :class:`~pytest_cudagraph.errors.CudagraphError` if a replay raises or the state cannot be restored.
     """
-    with InitialState(model, examples.values(), backend) as start:
+    with InitialState(model, examples.values(), backend, constants) as start:
         tolerance, moved = Tolerance(rtol=rtol, atol=atol), start.moved_since(captured_at or {})
         checks: dict[int, BatchCheck] = {}
         own = size_states if size_states is not None and size_states.is_current() else None
@@ -88,10 +90,12 @@ def _run(checks: Mapping[int, BatchCheck], generator: random.Random, progress: C
         for size in shuffled():
             progress(f"check batch {size}")
             checks[size].trial(seeds.setdefault(size, generator.getrandbits(31)) + number)
+            checks[size].check_constants()
     for size in shuffled():
         progress(f"check batch {size}: adversarial inputs, changed parameters")
         check_adversarial_inputs(checks[size])
         check_weight_update(checks[size])
+        checks[size].check_constants()
         check_first_call(checks[size])
     for smaller, wider in itertools.pairwise(sizes):
         note_mixed_rows(checks[smaller], checks[wider])

@@ -12,10 +12,18 @@ from pytest_cudagraph.check.initial_state import InitialState
 from pytest_cudagraph.errors import first_line
 from pytest_cudagraph.inputs import Example
 from pytest_cudagraph.protocols import Backend, Model
+from pytest_cudagraph.state import NO_CONSTANTS, Constants
 
 
 def reset_difference(
-    eager: Model, reset: Callable[[], object], example: Example, backend: Backend, *, batch_size: int, seed: int
+    eager: Model,
+    reset: Callable[[], object],
+    example: Example,
+    backend: Backend,
+    *,
+    batch_size: int,
+    seed: int,
+    constants: Constants = NO_CONSTANTS,
 ) -> str:
     """What a call after ``reset`` does otherwise than the call before it, in words. Empty if nothing differs.
 
@@ -36,7 +44,7 @@ def reset_difference(
             errors.append(error)
             return output
 
-    with InitialState(eager, [example], backend) as start:
+    with InitialState(eager, [example], backend, constants) as start:
         once, again = (start.run(eager, example, seed) for _ in range(2))
         after = start.run(second_call, example, seed)
         comparison = ResultComparison(batch_size=batch_size, before=start.tensors, tolerance=Tolerance())

@@ -16,7 +16,7 @@ from pytest_cudagraph.monitor import PerfMonitor
 from pytest_cudagraph.pipeline.device_context import DeviceContext
 from pytest_cudagraph.pipeline.prepared_model import PreparedModel
 from pytest_cudagraph.protocols import Backend, CapturedGraph, MeasuresBusyTime, Model, ShowProgress, StoppingRule
-from pytest_cudagraph.state import Snapshot
+from pytest_cudagraph.state import NO_CONSTANTS, Constants, Snapshot
 from pytest_cudagraph.units import NS_PER_S, seconds_text
 from pytest_cudagraph.values import Timing
 
@@ -65,13 +65,15 @@ class TimingRequest:
     min_speedup: float
     budget_ns: float
     seed: int
+    constants: Constants = NO_CONSTANTS
 
 
 @contextmanager
-def state_restored(model: PreparedModel, device_context: DeviceContext) -> Iterator[Snapshot]:
+def state_restored(model: PreparedModel, device_context: DeviceContext, constants: Constants) -> Iterator[Snapshot]:
     """Restore the model's state and the random generators afterwards: calls inside change them."""
     extras = opaque_arguments(model.examples.values())
-    before, rng = Snapshot.take(model.eager, extras=extras), device_context.backend.rng_state()
+    before = Snapshot.take(model.eager, extras=extras, constants=constants)
+    rng = device_context.backend.rng_state()
     try:
         yield before
     finally:
@@ -86,9 +88,9 @@ def time_batch(
 
     Blocks in which the device was throttled or shared are discarded and measured again within the budget.
     """
-    with state_restored(model, device_context) as before, device_context.backend.running():
+    with state_restored(model, device_context, request.constants) as before, device_context.backend.running():
         arguments = CallArguments(model.examples[request.batch_size])
-        _check_reset(model, request.batch_size, device_context.backend, request.seed)
+        _check_reset(request, model, device_context.backend)
         prepare = _preparation(model, before, arguments)
         budget = ArmsBudget(min_speedup=request.min_speedup, budget_ns=request.budget_ns, seed=request.seed)
 
@@ -182,17 +184,24 @@ def _rule(budget: ArmsBudget, device_context: DeviceContext) -> StoppingRule:
     return stats.FixedTimeRule(time_ns=min_time_ns)
 
 
-def _check_reset(model: PreparedModel, batch_size: int, backend: Backend, seed: int) -> None:
+def _check_reset(request: TimingRequest, model: PreparedModel, backend: Backend) -> None:
     if model.reset is None:
         return
-    example = model.examples[batch_size]
-    found = reset_difference(model.eager, model.reset, example, backend, batch_size=batch_size, seed=seed)
+    found = reset_difference(
+        model.eager,
+        model.reset,
+        model.examples[request.batch_size],
+        backend,
+        batch_size=request.batch_size,
+        seed=request.seed,
+        constants=request.constants,
+    )
     if not found:
         return
     remedy = "write the values from before the call in place, as in position.fill_(n), or leave reset out"
     if model.is_copy:
         remedy = "the model is a copy on the GPU of the test's model on the CPU. Make the model on cudagraph.device"
-    raise InputError(f"batch {batch_size}: reset must let each call do the same; {found}\n  to fix: {remedy}")
+    raise InputError(f"batch {request.batch_size}: reset must let each call do the same; {found}\n  to fix: {remedy}")
 
 
 def _preparation(model: PreparedModel, before: Snapshot, arguments: CallArguments) -> Callable[[], object] | None:

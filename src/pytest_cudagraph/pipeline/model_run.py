@@ -96,21 +96,22 @@ class ModelRun:
     def run_eager(self) -> None:
         """Call the model once per batch size, without a graph."""
         __tracebackhide__ = True
-        run_eagerly(self.model, self.device_context.backend)
+        self.results.constants = run_eagerly(self.model, self.device_context.backend)
 
     def audit(self) -> None:
         """Look for hazards at the smallest batch size and, by the rules alone, at the largest."""
         self._show("audit")
         smallest, *others = (self.model.examples[size] for size in sorted(self.model.examples))
         largest = others[-1] if others else None
-        found = audit.audit(self.model.eager, smallest, self.device_context.backend, largest)
+        backend, constants = self.device_context.backend, self.results.constants
+        found = audit.audit(self.model.eager, smallest, backend, largest, constants)
         self.results.audit = found
         self.results.judgements += [gate.judge_finding(each) for each in found.findings if each.level == "error"]
 
     def compile(self) -> None:
         """Compile the model for each batch size. A failed compile is a judgement."""
         self._show(f"compile ({self.case.compile})")
-        with state_restored(self.model, self.device_context):
+        with state_restored(self.model, self.device_context, self.results.constants):
             try:
                 self.results.compiled = self._resources.enter_context(self._compile())
             except InputError:
@@ -143,6 +144,7 @@ class ModelRun:
             model=self.model.eager,
             backend=backend,
             executions=results.compiled.executions if results.compiled else lambda _: None,
+            constants=results.constants,
             progress=self._show,
         )
         for batch_size, graph in captures.graphs.items():
@@ -166,6 +168,7 @@ class ModelRun:
             captured_at=results.captures.addresses if results.captures else None,
             size_states=results.captures.size_states if results.captures else None,
             captured_for=self.call_for,
+            constants=results.constants,
             progress=self._show,
         )
         for batch_size, found in results.agreements.items():
@@ -182,6 +185,7 @@ class ModelRun:
                 min_speedup=self.case.min_speedup[batch_size],
                 budget_ns=to_ns(self.case.time_budget),
                 seed=self._seed + batch_size,
+                constants=self.results.constants,
             )
             self._gate(batch_size, time_batch(request, self.model, self.device_context, self._show))
 

@@ -103,7 +103,7 @@ def run_once(call: ModelCall, case: Case) -> GraphReport:
     resizing = inputs.resizing(given, call.batch_dim)
     model = PreparedModel(eager=call.model, examples=examples, resizing=resizing, reset=call.reset)
     with torch.inference_mode():
-        _call_each(model)
+        _call_each(model, state.Constants.take(model.eager))
     return nothing_judged(case)
 
 
@@ -112,26 +112,30 @@ def nothing_judged(case: Case) -> GraphReport:
     return GraphReport(nodeid=case.nodeid, name=case.name, device=None, compile_mode=case.compile)
 
 
-def run_eagerly(model: PreparedModel, backend: Backend) -> None:
+def run_eagerly(model: PreparedModel, backend: Backend) -> state.Constants:
     """Call the model once per batch size, without a graph, and check its outputs.
 
     Raises :class:`~pytest_cudagraph.errors.EagerFailed` from the model's own exception, and
     :class:`~pytest_cudagraph.errors.InputError` for outputs that a graph cannot return.
     """
     __tracebackhide__ = True
+    constants = state.Constants.take(model.eager)
     with backend.running():
-        _call_each(model, check_output)
+        _call_each(model, constants, check_output)
     backend.synchronize()
+    return constants.without(constants.changed())
 
 
-def _call_each(model: PreparedModel, look: Callable[[Any], object] = lambda output: None) -> None:
-    """Call the model once per batch size. Each call finds the same values in the state, which keeps them.
+def _call_each(
+    model: PreparedModel, constants: state.Constants, look: Callable[[Any], object] = lambda output: None
+) -> None:
+    """Call the model once per batch size. Each call finds the same values in the state, but for large parameters.
 
     A cache for one batch size is left for the smallest, at which the audit begins.
     """
     __tracebackhide__ = True
     extras, smallest, addresses = opaque_arguments(model.examples.values()), min(model.examples), None
-    rewind = state.Snapshot.take(model.eager, extras=extras).rewinder()
+    rewind = state.Snapshot.take(model.eager, extras=extras, constants=constants).rewinder()
 
     def call(batch_size: int) -> Any:
         __tracebackhide__ = True

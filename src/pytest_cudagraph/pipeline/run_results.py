@@ -15,6 +15,7 @@ from pytest_cudagraph.errors import InputError
 from pytest_cudagraph.pipeline.device_context import DeviceContext
 from pytest_cudagraph.protocols import CapturedGraph, Model
 from pytest_cudagraph.settings.case import Case
+from pytest_cudagraph.state import NO_CONSTANTS, Constants
 from pytest_cudagraph.values import (
     Agreement,
     BaseComparison,
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 class RunResults:
     """Results by stage. Each stage of a :class:`~pytest_cudagraph.pipeline.model_run.ModelRun` adds its own."""
 
+    constants: Constants = NO_CONSTANTS
+    """The parameters that eager calls do not write."""
     audit: Audit = field(default_factory=Audit)
     compiled: Compiled | None = None
     captures: Captures | None = None

@@ -1,7 +1,8 @@
 """The state of a model between two calls: save it, compare it bit by bit, restore it."""
 
+from pytest_cudagraph.state.constants import NO_CONSTANTS, Constants
 from pytest_cudagraph.state.size_states import SizeStates
 from pytest_cudagraph.state.snapshot import Changes, Snapshot, Undo, live
 from pytest_cudagraph.state.walk import modules_of
 
-__all__ = ["Changes", "SizeStates", "Snapshot", "Undo", "live", "modules_of"]
+__all__ = ["NO_CONSTANTS", "Changes", "Constants", "SizeStates", "Snapshot", "Undo", "live", "modules_of"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict, deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 from types import CellType
 from typing import Any, Protocol
@@ -10,6 +11,10 @@ from typing import Any, Protocol
 
 class Frame(Protocol):
     """One container and the objects it held. :meth:`restore` makes it hold the same objects again."""
+
+    def is_same(self) -> bool:
+        """Whether it holds the same objects now."""
+        ...
 
     def restore(self) -> None: ...
 
@@ -21,11 +26,14 @@ class DictFrame:
     container: dict[Any, Any]
     held: dict[Any, Any]
 
+    def is_same(self) -> bool:
+        now, held = self.container, self.held
+        return list(dict.keys(now)) == list(held) and _are_same(dict.values(now), held.values())
+
     def restore(self) -> None:
-        now = self.container
-        same_keys = list(dict.keys(now)) == list(self.held)
-        if same_keys and all(dict.__getitem__(now, key) is value for key, value in self.held.items()):
+        if self.is_same():
             return
+        now = self.container
         # Methods of dict itself: a ModelOutput forbids its own, and other classes would also write attributes.
         base: Any = OrderedDict if isinstance(now, OrderedDict) else dict
         base.clear(now)
@@ -40,6 +48,9 @@ class ListFrame:
     container: list[Any]
     held: list[Any]
 
+    def is_same(self) -> bool:
+        return list.__len__(self.container) == len(self.held) and _are_same(list.__iter__(self.container), self.held)
+
     def restore(self) -> None:
         list.__setitem__(self.container, slice(None), self.held)
 
@@ -50,6 +61,9 @@ class DequeFrame:
 
     container: deque[Any]
     held: list[Any]
+
+    def is_same(self) -> bool:
+        return len(self.container) == len(self.held) and _are_same(self.container, self.held)
 
     def restore(self) -> None:
         self.container.clear()
@@ -63,6 +77,10 @@ class SlotsFrame:
     container: Any
     held: dict[str, Any]
     names: tuple[str, ...]
+
+    def is_same(self) -> bool:
+        now = slots_of(self.container)
+        return list(now) == list(self.held) and _are_same(now.values(), self.held.values())
 
     def restore(self) -> None:
         for name in self.names:
@@ -79,8 +97,19 @@ class CellFrame:
     container: CellType
     held: Any
 
+    def is_same(self) -> bool:
+        try:
+            return self.container.cell_contents is self.held
+        except ValueError:  # deleted
+            return False
+
     def restore(self) -> None:
         self.container.cell_contents = self.held
+
+
+def _are_same(ones: Iterable[Any], others: Iterable[Any]) -> bool:
+    # All of them at once: a check asks this of every module, for each of its calls.
+    return list(map(id, ones)) == list(map(id, others))
 
 
 def slots_of(value: Any) -> dict[str, Any]:

@@ -12,8 +12,9 @@ import torch
 from pytest_cudagraph import pytree
 from pytest_cudagraph.errors import CudagraphError
 from pytest_cudagraph.protocols import Backend, Model
+from pytest_cudagraph.state.constants import NO_CONSTANTS, Constants
 from pytest_cudagraph.state.size_states import SizeStates
-from pytest_cudagraph.state.storages import SavedStorage, TensorLayout, has_bits, layout_of, tensor_at
+from pytest_cudagraph.state.storages import SavedStorage, TensorLayout, has_bits, layout_of, plain_mode, tensor_at
 from pytest_cudagraph.state.walk import View, look_at, plain_changes, training_changes
 
 Extras = Mapping[str, Any] | Iterable[Any]
@@ -56,25 +57,33 @@ class _Held:
 class Snapshot:
     """A copy of everything a model holds: tensors, plain values, containers, training flags."""
 
-    def __init__(self, model: Any, extras: Extras = (), saved: Mapping[int, SavedStorage] | None = None) -> None:
+    def __init__(
+        self,
+        model: Any,
+        extras: Extras = (),
+        constants: Constants = NO_CONSTANTS,
+        saved: Mapping[int, SavedStorage] | None = None,
+    ) -> None:
+        self._constants = constants
         self._model = model
         self._extras = _named(extras)
-        with _plain_mode():
+        with plain_mode():
             self._view = look_at(model, self._extras)
             self._held = {name: _held(tensor) for name, tensor in self._view.tensors.items()}
-            self._storages = _saved_storages(self._view.tensors.values(), saved or {})
+            self._storages = _saved_storages(self._view.tensors.values(), constants, saved or {})
 
     @classmethod
-    def take(cls, model: Any, *, extras: Extras = ()) -> Snapshot:
+    def take(cls, model: Any, *, extras: Extras = (), constants: Constants = NO_CONSTANTS) -> Snapshot:
         """Save what ``model`` (a module or any callable) and ``extras`` (opaque inputs, such as a cache) hold now.
 
-        Needs as much memory as the state. Globals, class attributes and random generators are not saved.
+        Needs as much memory as the state without ``constants``, which are neither copied nor compared. Globals, class
+        attributes and random generators are not saved.
         """
-        return cls(model, extras)
+        return cls(model, extras, constants)
 
     def taken_again(self) -> Snapshot:
         """What the model holds now. Memory that this snapshot has saved keeps its saved values, and is not copied."""
-        return Snapshot(self._model, dict(self._extras), self._storages)
+        return Snapshot(self._model, dict(self._extras), self._constants, self._storages)
 
     @property
     def not_seen(self) -> tuple[str, ...]:
@@ -88,17 +97,17 @@ class Snapshot:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """The saved values by name, each tensor once. Do not write to them."""
-        with _plain_mode():
+        with plain_mode():
             return {name: self._saved(name) for name in self.names}
 
     def live(self) -> dict[str, torch.Tensor]:
         """The tensors that the model holds now, each once, not copied."""
-        with _plain_mode():
+        with plain_mode():
             return _once(look_at(self._model, self._extras))
 
     def restore(self) -> None:
         """Restore everything: bits at the same addresses, entries of containers, flags of modules."""
-        with _plain_mode():
+        with plain_mode():
             for frame in self._view.frames:
                 frame.restore()
             for held in {id(held.tensor): held for held in self._held.values()}.values():
@@ -122,8 +131,9 @@ class Snapshot:
 
     def changes(self, *, values: bool = True) -> Changes:
         """Compare what the model holds now with what was saved. Without ``values``, nothing counts as written."""
-        with _plain_mode():
-            now = look_at(self._model, self._extras)
+        with plain_mode():
+            is_same = self._view.is_framed and all(frame.is_same() for frame in self._view.frames)
+            now = self._view if is_same else look_at(self._model, self._extras)
             written, rebound = self._tensor_changes(now, values)
         old = self._view
         return Changes(
@@ -151,7 +161,7 @@ class Snapshot:
 
     def _saved(self, name: str) -> torch.Tensor:
         held = self._held[name]
-        if not has_bits(held.alias):
+        if held.layout.address not in self._storages:  # a constant, or without memory
             return held.alias
         return tensor_at(held.layout, self._storages[held.layout.address].copy.untyped_storage())
 
@@ -167,9 +177,12 @@ class Undo:
     ``extras`` are opaque inputs, such as a cache. Release this object after the captures: it holds a copy of the state.
     """
 
-    def __init__(self, model: Model, backend: Backend, *, extras: Extras = ()) -> None:
+    def __init__(
+        self, model: Model, backend: Backend, *, extras: Extras = (), constants: Constants = NO_CONSTANTS
+    ) -> None:
         self._backend = backend
-        self._snapshot = Snapshot.take(model, extras=extras)
+        self._constants = constants.renewed()
+        self._snapshot = Snapshot.take(model, extras=extras, constants=constants)
         self.size_states = SizeStates(self._snapshot)
         self._rng: Any = backend.rng_state(model, extras)
         held = self._snapshot.live()
@@ -225,7 +238,7 @@ class Undo:
 
     def assert_unchanged(self) -> None:
         """Raise :class:`~pytest_cudagraph.errors.CudagraphError` naming what was not restored."""
-        left = [*self._snapshot.changes().names]
+        left = [*self._snapshot.changes().names, *self._constants.changed()]
         if not pytree.has_same_tensors(self._rng, self.random_state()):
             left.append("the random generators")
         if left:
@@ -236,15 +249,8 @@ class Undo:
 
 def live(model: Any, *, extras: Extras = ()) -> dict[str, torch.Tensor]:
     """The tensors that a model and extras hold now, by the names of a snapshot, each once, not copied."""
-    with _plain_mode():
+    with plain_mode():
         return _once(look_at(model, _named(extras)))
-
-
-@contextmanager
-def _plain_mode() -> Iterator[None]:
-    """Without gradients and inference mode, so that tensors made here work in any mode."""
-    with torch.inference_mode(False), torch.no_grad():
-        yield
 
 
 def _named(extras: Extras) -> list[tuple[str, Any]]:
@@ -257,12 +263,14 @@ def _held(tensor: torch.Tensor) -> _Held:
     return _Held(tensor=tensor, alias=tensor.detach(), layout=layout_of(tensor), requires_grad=tensor.requires_grad)
 
 
-def _saved_storages(tensors: Iterable[torch.Tensor], before: Mapping[int, SavedStorage]) -> dict[int, SavedStorage]:
+def _saved_storages(
+    tensors: Iterable[torch.Tensor], constants: Constants, before: Mapping[int, SavedStorage]
+) -> dict[int, SavedStorage]:
     saved: dict[int, SavedStorage] = {}
     for tensor in tensors:
         storage = tensor.untyped_storage()
         address = storage.data_ptr()
-        if has_bits(tensor) and address not in saved:
+        if has_bits(tensor) and address not in saved and address not in constants:
             saved[address] = before.get(address) or SavedStorage(storage)
     return saved
 

@@ -5,6 +5,8 @@ Whole storages are saved. So tied parameters and views are saved once, and expan
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -39,6 +41,31 @@ class SavedStorage:
         if self.storage.nbytes() != self.copy.nbytes:
             self.storage.resize_(self.copy.nbytes)
         self._words.copy_(self.copy)
+
+
+_BLOCK_WORDS = 512
+SMALL_BYTES = 128 * 1024
+"""A smaller storage is copied: its checksum would hardly be smaller."""
+
+
+class SummedStorage:
+    """A storage that should not change, with the sum of each block of 4 KiB. It also holds the storage."""
+
+    def __init__(self, storage: torch.UntypedStorage) -> None:
+        self.storage = storage
+        self._bytes = storage.nbytes()
+        self._words = words_of(storage)
+        self._sums = self._summed()
+
+    @property
+    def changed(self) -> bool:
+        """Whether the sum of any block differs now, or the storage was resized."""
+        return self.storage.nbytes() != self._bytes or not torch.equal(self._summed(), self._sums)
+
+    def _summed(self) -> torch.Tensor:
+        whole = self._words.numel() // _BLOCK_WORDS * _BLOCK_WORDS
+        blocks = self._words[:whole].view(-1, _BLOCK_WORDS).sum(1, dtype=torch.int64)
+        return torch.cat([blocks, self._words[whole:].sum(dtype=torch.int64)[None]])
 
 
 def is_addressable(tensor: torch.Tensor) -> bool:
@@ -80,3 +107,10 @@ def tensor_at(layout: TensorLayout, storage: torch.UntypedStorage) -> torch.Tens
     """The tensor of this layout in a storage. It shares the memory."""
     made = torch.empty(0, dtype=layout.dtype, device=storage.device)
     return made.set_(storage, layout.offset, layout.shape, layout.strides)
+
+
+@contextmanager
+def plain_mode() -> Iterator[None]:
+    """Without gradients and inference mode, so that tensors made here work in any mode."""
+    with torch.inference_mode(False), torch.no_grad():
+        yield

@@ -66,6 +66,8 @@ class View:
         self.training: dict[str, bool] = {}
         self.frames: list[Frame] = []
         self.not_seen: list[str] = []
+        self.is_framed = True
+        """Whether ``frames`` hold everything that the walk has met. Then nothing is new while they are the same."""
 
 
 def look_at(model: Any, extras: Iterable[tuple[str, Any]] = ()) -> View:
@@ -105,6 +107,7 @@ class _Walk:
 
     def _tensor(self, tensor: torch.Tensor, name: str, depth: int) -> None:
         if hasattr(tensor, "__tensor_flatten__"):  # a wrapper (quantized, distributed) around the tensors with data
+            self.view.is_framed = False
             for inner in tensor.__tensor_flatten__()[0]:
                 self.visit(getattr(tensor, inner), _dotted(name, inner), depth + 1)
         elif is_addressable(tensor):
@@ -120,6 +123,7 @@ class _Walk:
         self.view.training[name] = module.training
         self.view.frames.append(DictFrame(own, dict(own)))
         if isinstance(module, torch.jit.ScriptModule):  # its tensors are in C++, not in the tables
+            self.view.is_framed = False
             self._members([*module.named_parameters(), *module.named_buffers()], name, 0)
         for key, value in list(own.items()):
             if key in _MODULE_TABLES and isinstance(value, dict):
@@ -152,6 +156,7 @@ class _Walk:
             self.view.lengths[name] = len(value)
         if len(value) > _MAX_ENTRIES:
             self.view.not_seen.append(name)
+            self.view.is_framed = False
             return
         entries: Iterable[tuple[Any, Any]] = enumerate(value)
         if isinstance(value, dict):
@@ -176,6 +181,7 @@ class _Walk:
             try:
                 contents = cell.cell_contents
             except ValueError:  # not assigned yet
+                self.view.is_framed = False
                 continue
             self.view.frames.append(CellFrame(cell, contents))
             self.visit(contents, _dotted(name, variable), depth)
