@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -69,12 +70,14 @@ def _tune(context: FixtureContext, call: ModelCall, options: dict[str, Any]) -> 
     device_context = context.device_context(case.device)
     prepared = pipeline.prepare_model(call, case, device_context.backend)
     with device_context.using_its_threads():
-        return tuning.tune_examples(
+        report = tuning.tune_examples(
             prepared.eager, prepared.examples, device_context.backend,
             time_budget_s=case.time_budget * len(case.batch_sizes),
             cache_dir=context.cache_folder() if "aot" in options["compile"] else None,
             compile_timeout_s=context.settings.compile_timeout, progress=context.progress, **options,
         )  # fmt: skip
+    why_not = device_context.why_not_judged
+    return replace(report, notes=(*report.notes, f"speed is not judged here: {why_not}")) if why_not else report
 
 
 @pytest.fixture

@@ -71,6 +71,7 @@ class GridOfCells:
     ready: dict[TuningCell, ReadyCell] = field(default_factory=dict)
     failed: dict[TuningCell, str] = field(default_factory=dict)
     arguments: dict[int, CallArguments] = field(default_factory=dict)
+    _codes: dict[tuple[int, CompileMode], Compiled | Exception] = field(default_factory=dict)
     _resources: ExitStack = field(default_factory=ExitStack)
 
     def __enter__(self) -> GridOfCells:
@@ -78,6 +79,7 @@ class GridOfCells:
 
     def __exit__(self, *exc_info: object) -> None:
         self.ready.clear()
+        self._codes.clear()
         self._resources.close()
 
     def make_ready(self) -> None:
@@ -143,14 +145,26 @@ class GridOfCells:
         self.ready[cell] = ReadyCell(cell=cell, call=self._without_arguments(call, size), memory_bytes=memory_bytes)
 
     def _compiled(self, cell: TuningCell, example: Mapping[int, Example]) -> Compiled:
+        """The code of a batch size and mode, compiled once for both of its cells. Raises the error of that compile."""
+        key = (cell.batch_size, cell.compile)
+        if key not in self._codes:
+            try:
+                self._codes[key] = self._compile(cell.compile, example)
+            # A compiler may raise anything.
+            except Exception as error:
+                self._codes[key] = error
+        found = self._codes[key]
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def _compile(self, mode: CompileMode, example: Mapping[int, Example]) -> Compiled:
         grid = self.grid
         with self._undo(example).undone():
-            return self._resources.enter_context(
-                compile_model(
-                    grid.model, example, cell.compile, grid.backend, cache_dir=grid.cache_dir,
-                    time_limit_s=grid.compile_timeout_s,
-                )
-            )  # fmt: skip
+            compiled = compile_model(
+                grid.model, example, mode, grid.backend, cache_dir=grid.cache_dir, time_limit_s=grid.compile_timeout_s
+            )
+            return self._resources.enter_context(compiled)
 
     def _check(self, graph: Any, call: Model, size: int) -> None:
         grid = self.grid

@@ -119,16 +119,20 @@ def tune_examples(
 
 def _check_options(compile: Any, graph: Any, objective: Any, tolerance: float, time_budget_s: float) -> None:
     __tracebackhide__ = True
-    if isinstance(compile, str) or not compile or not set(compile) <= set(_MODES):
+    if not _is_list_of(compile, lambda mode: isinstance(mode, str) and mode in _MODES):
         raise InputError(f"compile takes a list of {', '.join(map(repr, _MODES))}; found {value_text(compile)}")
-    if isinstance(graph, bool) or not graph or not all(isinstance(each, bool) for each in graph):
+    if not _is_list_of(graph, lambda flag: isinstance(flag, bool)):
         raise InputError(f"graph takes a list of True and False; found {value_text(graph)}")
-    if objective not in ("latency", "throughput") and not callable(objective):
+    if not callable(objective) and not (isinstance(objective, str) and objective in ("latency", "throughput")):
         raise InputError(f"objective is 'latency', 'throughput' or a function; found {value_text(objective)}")
-    if not 0.0 < tolerance < 1.0:
+    if not isinstance(tolerance, int | float) or not 0.0 < tolerance < 1.0:
         raise InputError(f"tolerance is a fraction above 0 and below 1; found {value_text(tolerance)}")
-    if not 0.0 < time_budget_s < math.inf:
+    if not isinstance(time_budget_s, int | float) or not 0.0 < time_budget_s < math.inf:
         raise InputError(f"time_budget_s is a number of seconds above 0; found {value_text(time_budget_s)}")
+
+
+def _is_list_of(values: Any, is_one: Callable[[Any], bool]) -> bool:
+    return isinstance(values, list | tuple) and bool(values) and all(map(is_one, values))
 
 
 def _apply(constraint: Constraint | None, cells: GridOfCells) -> None:

@@ -12,7 +12,7 @@ from pytest_cudagraph import GraphRunner
 from pytest_cudagraph.backends import open_backend
 from pytest_cudagraph.backends.capture_mode import is_capturing
 from pytest_cudagraph.errors import CudagraphError, ExpectationMissed, InputError
-from pytest_cudagraph.tuning import MeasuredCell, TuningCell, TuningReport, tune, tuner
+from pytest_cudagraph.tuning import MeasuredCell, TuningCell, TuningReport, cells, tune, tuner
 from pytest_cudagraph.tuning.impact import Impact
 
 
@@ -109,6 +109,20 @@ def test_compiled_code_that_differs_from_eager_never_wins(monkeypatch):
     assert report.best.cell.compile == "none"
 
 
+def test_a_failed_compile_is_the_reason_of_both_of_its_cells_and_is_not_repeated(monkeypatch):
+    def fail(given, examples, mode, backend, **options):
+        if mode == "aot":
+            tried.append(mode)
+            raise CudagraphError("no compiler")
+        return compile_model(given, examples, mode, backend, **options)
+
+    tried, compile_model = [], cells.compile_model
+    monkeypatch.setattr(cells, "compile_model", fail)
+    report = tuned(model(), compile=["none", "aot"], batch_sizes=[1])
+    assert [(each.cell.compile, each.reason) for each in report.cells if each.reason] == [("aot", "no compiler")] * 2
+    assert tried == ["aot"]
+
+
 def test_a_constraint_on_memory_keeps_cells_out_of_the_race():
     report = tuned(model(), constraint=lambda ready: not ready.memory_bytes)
     assert list(reasons(report)) == [(1, True), (2, True)]
@@ -163,8 +177,11 @@ def test_objectives_choose_by_latency_by_row_or_by_a_function(monkeypatch):
     ("options", "text"),
     [
         ({"compile": "none"}, "compile takes a list of 'none', 'inductor', 'aot'; found 'none'"),
+        ({"compile": [["none"]]}, "compile takes a list of 'none', 'inductor', 'aot'; found [['none']]"),
         ({"graph": True}, "graph takes a list of True and False; found True"),
+        ({"graph": []}, "graph takes a list of True and False; found []"),
         ({"objective": "best"}, "objective is 'latency', 'throughput' or a function; found 'best'"),
+        ({"tolerance": "a"}, "tolerance is a fraction above 0 and below 1; found 'a'"),
         ({"tolerance": 0}, "tolerance is a fraction above 0 and below 1; found 0"),
         ({"time_budget_s": float("nan")}, "time_budget_s is a number of seconds above 0; found nan"),
     ],
