@@ -204,7 +204,7 @@ def check_first_call(check: BatchCheck) -> None:
         first = other.run(case.eager, agreed.example, agreed.seed)
         found = case.comparison.unrepeatable(first, agreed.eager)
         if found is not None:
-            check.end_with(_as_first_call(found, first))
+            check.end_with(_as_first_call(found, first), other)
             return
     if case.made:
         check.note(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -28,14 +29,13 @@ class Assignments:
 
     @contextmanager
     def noted(self) -> Iterator[None]:
-        """Note the assignments of one call. Those of an earlier call are forgotten."""
-        self._sites.clear()
+        """Note the assignments inside. This costs more than a call of a small model."""
         with replaced([(nn.Module, "__setattr__", self._noting)]):
             yield
 
-    def of(self, names: Iterable[str]) -> tuple[Assigned, ...]:
-        """What was assigned, by its names in the state: ``layer.cached`` or ``layer.cached[0]``."""
-        return tuple(Assigned(name=name, **self._sites_of(name)._asdict()) for name in names)
+    def located(self, assigned: Assigned) -> Assigned:
+        """The same with its line. Its name is that of the state: ``layer.cached`` or ``layer.cached[0]``."""
+        return replace(assigned, **self._sites_of(assigned.name)._asdict())
 
     def _sites_of(self, name: str) -> Sites:
         path, _, attribute = name.partition("[")[0].rpartition(".")

@@ -170,9 +170,11 @@ class BatchCheck:
         """Add a note that weakens or qualifies the agreement. Each text appears once."""
         self._notes[text] = None
 
-    def end_with(self, disagreement: Disagreement) -> None:
-        """Replay differs from eager: end the check."""
-        self._disagreement, self.agreed = disagreement, None
+    def end_with(self, disagreement: Disagreement, start: InitialState | None = None) -> None:
+        """Replay differs from eager: end the check. ``start`` is the state of the call that shows it."""
+        example, _ = self._trials[-1]
+        assigned = (start or self.case.start).located(disagreement.assigned, self.case.eager, example)
+        self._disagreement, self.agreed = replace(disagreement, assigned=assigned), None
         self.case.start.lost()  # the difference is the verdict, and not that its effect cannot be undone
 
     def result(self) -> Agreement | Disagreement:

@@ -48,7 +48,7 @@ class CallResult:
     generators: Any
     """The state of the random generators after the call."""
     assigned: tuple[Assigned, ...]
-    """Rebound state and changed Python values."""
+    """Rebound state and changed Python values, without lines."""
 
     @property
     def tensor_count(self) -> int:
@@ -83,7 +83,6 @@ class InitialState:
         self._constants = constants if snapshot else constants.renewed()
         self._snapshot = snapshot or Snapshot.take(model, extras=extras, constants=constants)
         self._roots = (model, extras)
-        self._assignments = Assignments(model)
         self._rng = backend.rng_state(*self._roots)
         self._lost: set[str] = set()
         self._live = self._snapshot.live()
@@ -134,7 +133,7 @@ class InitialState:
         _seed_generators(seed, self._backend.kind)
         seeded = self._backend.rng_state()
         given = inputs.clone(example)
-        with self._backend.running(), self._assignments.noted():
+        with self._backend.running():
             output = call(*given.args, **given.kwargs)
         self._backend.synchronize()
         generators = self._backend.rng_state()
@@ -148,11 +147,21 @@ class InitialState:
             state=self._copied((*changes.written, *rebound, *changes.removed)),
             rebound=frozenset(self._noun(name) for name in rebound),
             python=python,
-            assigned=self._assignments.of((*sorted(rebound), *(value.partition(": ")[0] for value in python))),
+            assigned=tuple(map(Assigned, (*sorted(rebound), *(value.partition(": ")[0] for value in python)))),
             inputs=inputs.changed_tensors(example, given),
             random=not pytree.has_same_tensors(generators, seeded),
             generators=generators,
         )
+
+    def located(self, assigned: tuple[Assigned, ...], call: Model, example: Example) -> tuple[Assigned, ...]:
+        """The same with the lines at which one more call assigns them."""
+        if not assigned:
+            return ()
+        assignments = Assignments(self._roots[0])
+        # The verdict stands, whatever this call raises.
+        with assignments.noted(), suppress(Exception):
+            self.run(call, example, seed=0)
+        return tuple(map(assignments.located, assigned))
 
     def _copied(self, names: tuple[str, ...]) -> dict[str, torch.Tensor | None]:
         now = self._snapshot.live() if names else {}

@@ -84,7 +84,7 @@ class Agreement:
     """The kinds of adversarial inputs that were used: those that eager accepts and that change the example."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Assigned:
     """State or a Python value (``layer.cached``) that an eager call assigns, which a replay never does."""
 
