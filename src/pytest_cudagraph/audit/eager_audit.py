@@ -76,7 +76,7 @@ def audit(
     """
     sealed = sorted(set(_sealed_parts(model)))
     if sealed:
-        not_judged = tuple(f"{part}. Audit its eager module instead" for part in sealed)
+        not_judged = tuple(f"{part}. Audit its eager code instead" for part in sealed)
         return Audit(not_judged=not_judged, notes=_notes(model, ()))
     seen = run_probes(model, example, backend, another, constants)
     findings = findings_of(seen)
@@ -94,15 +94,28 @@ def _sealed_parts(model: Model) -> Iterator[str]:
         yield f"the model is {_seal(model)}"
     for outer in state.modules_of(model):
         for name, module in outer.named_modules():
+            where = name or type(module).__name__
             if module is not model and _seal(module):
-                yield f"{name or type(module).__name__} is {_seal(module)}"
+                yield f"{where} is {_seal(module)}"
+            yield from (f"{function}, which {where} calls, is compiled" for function in _compiled_in(module))
+
+
+def _compiled_in(module: nn.Module) -> Iterator[str]:
+    """The compiled functions that the source of ``forward`` names: globals, and methods of the module."""
+    forward = getattr(type(module), "forward", None)
+    code = getattr(forward, "__code__", None)
+    held = {**getattr(forward, "__globals__", {}), **vars(type(module))}
+    yield from (name for name in (code.co_names if code else ()) if hasattr(held.get(name), _COMPILED_MARK))
+
+
+_COMPILED_MARK = "_torchdynamo_orig_callable"
 
 
 def _seal(part: Any) -> str:
     if isinstance(part, torch.jit.ScriptModule | torch.jit.ScriptFunction):
         return "scripted"
     # Look for the marks of torch.compile, because to import torch._dynamo for its classes takes a second.
-    marks = ("_torchdynamo_orig_callable", "_orig_mod")
+    marks = (_COMPILED_MARK, "_orig_mod")
     forward = getattr(part, "forward", None)
     is_compiled = any(hasattr(part, mark) for mark in marks) or hasattr(forward, marks[0])
     return "compiled" if is_compiled or getattr(part, "_compiled_call_impl", None) is not None else ""

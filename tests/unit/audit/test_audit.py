@@ -409,7 +409,7 @@ def test_a_constant_of_the_host_that_meets_only_the_hosts_tensors_is_not_judged(
 def test_a_scripted_model_is_not_audited():
     with pytest.warns(DeprecationWarning, match="torch.jit.script"):
         scripted = torch.jit.script(nn.Linear(4, 4))
-    assert audited(scripted).not_judged == ("the model is scripted. Audit its eager module instead",)
+    assert audited(scripted).not_judged == ("the model is scripted. Audit its eager code instead",)
 
 
 @pytest.mark.slow
@@ -424,14 +424,32 @@ def test_a_scripted_model_is_not_audited():
 )
 def test_compiled_code_is_neither_audited_nor_called(wrap, line):
     found = audited(wrap(loud.Item()))
-    assert found == Audit(not_judged=(f"{line}. Audit its eager module instead",))
+    assert found == Audit(not_judged=(f"{line}. Audit its eager code instead",))
+
+
+def twice(x):
+    return x * 2
+
+
+class CallsAFunction(nn.Module):
+    def forward(self, x):
+        return twice(x) + 1
+
+
+@pytest.mark.slow
+def test_a_model_that_calls_a_compiled_function_is_not_audited(monkeypatch):
+    """The audit sees its results only: tensors from outside, at another address in each call."""
+    monkeypatch.setitem(globals(), "twice", torch.compile(twice, backend="eager"))
+    assert audited(CallsAFunction()).not_judged == (
+        "twice, which CallsAFunction calls, is compiled. Audit its eager code instead",
+    )
 
 
 @pytest.mark.slow
 def test_a_module_compiled_in_place_is_not_audited():
     model = loud.Item()
     model.compile(backend="eager")
-    assert audited(model).not_judged == ("the model is compiled. Audit its eager module instead",)
+    assert audited(model).not_judged == ("the model is compiled. Audit its eager code instead",)
 
 
 def test_a_custom_operator_is_said_not_to_be_judged():
