@@ -90,6 +90,7 @@ class GraphPool(Protocol):
     def __exit__(self, *exc_info: object) -> None: ...
 
 
+@runtime_checkable
 class Backend(Protocol):
     """One kind of device: how to capture graphs and how to wait for them."""
 

@@ -125,7 +125,6 @@ def batch_examples(example: Example, batch_sizes: Sequence[int], batch_dim: Any 
     Raises :class:`InputError` for inputs, sizes and trees that cannot be used.
     """
     check_sizes(batch_sizes)
-    check_leaves(example)
     batched = _batched(example, batch_dim)
     check_one_device(example)
     if batched.size is None and len(batch_sizes) > 1:
@@ -166,6 +165,7 @@ def check_sizes(batch_sizes: Any) -> None:
 
 
 def _batched(example: Example, batch_dim: Any) -> _Batched:
+    check_leaves(example)
     values, structure = pytree.flatten((example.args, example.kwargs))
     dims = batch_dims(example, batch_dim)
     size = _first_size(values, structure, dims)

@@ -16,6 +16,7 @@ from pytest_cudagraph.backends import open_backend
 from pytest_cudagraph.backends.capture_mode import autocast_dtype, is_capturing
 from pytest_cudagraph.device import choose, describe
 from pytest_cudagraph.errors import CudagraphError, InputError
+from pytest_cudagraph.foreign import value_text
 from pytest_cudagraph.inputs import Example
 from pytest_cudagraph.monitor import note_served
 from pytest_cudagraph.protocols import Backend, Model
@@ -77,8 +78,10 @@ class GraphRunner:
         _check_choice(("now", "lazy"), capture=capture)
         _check_choice(("call", "manual"), watch=watch)
         check_max_graphs(max_graphs)
+        if backend is not None and not isinstance(backend, Backend):
+            raise InputError(f"backend is a Backend, or None for that of the device; found {value_text(backend)}")
         example = Example(args=example_inputs, kwargs=dict(kwargs or {}))
-        self._backend = backend or open_backend_for(device, example)
+        self._backend = open_backend_for(device, example) if backend is None else backend
         self._model, self._clones, self._is_open = model, clone_outputs, True
         self._check_rows, self._pad, self._captures_now = check_rows, pad, capture == "now"
         self._device_type = torch.device(self._backend.device).type
@@ -287,9 +290,11 @@ def _check_choice(allowed: Sequence[Any], **options: Any) -> None:
     for name, found in options.items():
         if not any(type(found) is type(each) and found == each for each in allowed):
             *others, last = map(repr, allowed)
-            raise InputError(f"{name} is {', '.join(others)} or {last}; found {found!r}")
+            raise InputError(f"{name} is {', '.join(others)} or {last}; found {value_text(found)}")
 
 
 def _check_kwargs(kwargs: Any) -> None:
     if kwargs is not None and not isinstance(kwargs, Mapping):
         raise InputError(f"kwargs is a mapping of keyword arguments; found {type(kwargs).__name__}")
+    if not all(isinstance(name, str) for name in kwargs or ()):
+        raise InputError(f"the names of kwargs are strings; found {value_text(list(kwargs or ()))}")

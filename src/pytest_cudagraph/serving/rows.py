@@ -15,6 +15,7 @@ from pytest_cudagraph.inputs import Example, batched_dims
 from pytest_cudagraph.inputs.example import argument_name, is_opaque
 from pytest_cudagraph.pytree import LEAF, flatten
 from pytest_cudagraph.serving.statistics import NoGraphReason
+from pytest_cudagraph.state.storages import is_addressable
 
 
 def padded(tensor: torch.Tensor, dim: int, rows: int) -> torch.Tensor:
@@ -80,6 +81,8 @@ def _row_dim(one: Any, two: Any, rows: int) -> int | str | None:
         return (
             None if type(one) is type(two) and one == two else f"is {one!r} with {rows} rows, {two!r} with {rows - 1}"
         )
+    if not (is_addressable(one) and is_addressable(two)):
+        return "is a sparse or nested tensor"
     differing = [dim for dim, sizes in enumerate(zip(one.shape, two.shape, strict=False)) if sizes[0] != sizes[1]]
     if one.shape == two.shape:
         return None
@@ -159,7 +162,7 @@ class CallForm:
             return values, largest if _fit(values, self._at_rows(largest)) else NoGraphReason.OTHER_SHAPE
         try:
             rows = values[self._first_at].shape[self._first_dim]
-        except (AttributeError, IndexError):  # no tensor, or too few dimensions
+        except (AttributeError, IndexError, RuntimeError):  # no tensor, too few dimensions, or nested
             return values, NoGraphReason.OTHER_SHAPE
         if not 0 < rows <= largest:
             outside = NoGraphReason.TOO_LARGE if rows else NoGraphReason.NO_ROWS
@@ -228,9 +231,9 @@ class CallForm:
 def _fit(values: list[Any], fits: list[_Fit]) -> bool:
     for at, shape, dtype, device in fits:
         given = values[at]
-        if not isinstance(given, torch.Tensor) or given.shape != shape:
+        if not isinstance(given, torch.Tensor) or given.layout is not torch.strided or given.is_nested:
             return False
-        if given.dtype is not dtype or given.device != device:
+        if given.shape != shape or given.dtype is not dtype or given.device != device:
             return False
     return True
 

@@ -116,6 +116,21 @@ def test_what_no_graph_fits_runs_eager_and_the_reason_is_counted(argument, reaso
     assert served(run) == (0, 0, {reason: 1})
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("kind", ["sparse", "nested"])
+def test_a_tensor_without_strides_is_of_another_form_at_each_place(kind):
+    dense = torch.ones(2, 3)
+    argument = dense.to_sparse() if kind == "sparse" else torch.nested.nested_tensor(list(dense))
+    run = runner(lambda x, y: "eager", torch.randn(2, 3), torch.randn(2, 3), capture="lazy")
+    assert run(argument, torch.ones(2, 3)) == run(torch.ones(2, 3), argument) == "eager"
+    assert served(run) == (0, 0, {"other shape or dtype": 2})
+
+
+def test_sparse_outputs_are_not_padded():
+    kept = torch.eye(3).to_sparse()
+    assert runner(lambda x: kept, torch.randn(2, 3)).statistics.not_padded == "output is a sparse or nested tensor"
+
+
 def scaled(x, factor, *, shift=None, mode="add"):
     y = x * factor
     return y if shift is None else y + shift if mode == "add" else y - shift

@@ -300,6 +300,8 @@ def test_the_drop_in_compiler_gives_eagers_answers_and_state_of_both_kinds():
         ({"clone_outputs": "no"}, "clone_outputs is True or False; found 'no'"),
         ({"strict": 1}, "strict is True or False; found 1"),
         ({"check_rows": None}, "check_rows is True or False; found None"),
+        ({"kwargs": {1: 2}}, r"the names of kwargs are strings; found \[1\]"),
+        ({"backend": "cuda"}, "backend is a Backend, or None for that of the device; found 'cuda'"),
         ({"pad": 1}, "pad is True, False or None; found 1"),
     ],
 )
