@@ -15,7 +15,7 @@ from pytest_cudagraph.inputs.example import opaque_arguments
 from pytest_cudagraph.protocols import Backend, CapturedGraph, GraphPool, Model
 from pytest_cudagraph.state import NO_CONSTANTS, Constants, SizeStates, Undo
 
-__all__ = ["Captures", "capture_batches"]
+__all__ = ["Captures", "capture_after_first_call", "capture_batches"]
 
 Executions = Callable[[int], "int | None"]
 """How often the compiled code of a batch size has run so far. None if nothing is compiled."""
@@ -54,10 +54,10 @@ def capture_batches(
 ) -> Captures:
     """Capture a graph of ``call_for(batch size)`` for each example. The first refusal ends this.
 
-    The largest batch comes first, so that the smaller ones fit into its memory in the pool. With several sizes, each is
-    captured after a first call at that size, which may make a cache for it. The state of ``model`` and the random
-    generators are restored bit by bit after every capture, refused or not. ``constants`` must not change, and are not
-    copied. Raises
+    The largest batch comes first, so that the smaller ones fit into its memory in the pool. Where a first call at a
+    size makes a cache for it, the graph of that size is captured after such a call. The state of ``model`` and the
+    random generators are restored bit by bit after every capture, refused or not. ``constants`` must not change, and
+    are not copied. Raises
     :class:`~pytest_cudagraph.errors.CudagraphError` naming state that cannot be restored, and
     :class:`~pytest_cudagraph.errors.InputError` for inputs that no graph takes.
     """
@@ -67,13 +67,10 @@ def capture_batches(
     for batch_size in sorted(examples, reverse=True):
         if progress is not None:
             progress(f"capture batch {batch_size}")
+        example, record = examples[batch_size], functools.partial(pool.capture, rewind=undo.rewind)
+        capture = functools.partial(_capture_one, call_for, example, record, batch_size, executions)
         try:
-            with undo.undone():
-                if len(examples) > 1:
-                    call = functools.partial(_call, model, examples[batch_size], backend)
-                    undo.size_states.learn(batch_size, call)
-                capture = functools.partial(pool.capture, rewind=undo.rewind)
-                graphs[batch_size] = _capture_one(call_for, examples[batch_size], capture, batch_size, executions)
+            graphs[batch_size] = capture_after_first_call(capture, undo, model, example, backend)
         except CaptureRefusal as error:
             refusal = error, batch_size
             break
@@ -88,10 +85,26 @@ def capture_batches(
     )
 
 
-def _call(model: Model, example: Example, backend: Backend) -> None:
-    given = inputs.clone(example)
-    with backend.running():
-        model(*given.args, **given.kwargs)
+def capture_after_first_call(
+    capture: Callable[[], CapturedGraph], undo: Undo, model: Model, example: Example, backend: Backend
+) -> CapturedGraph:
+    """Capture, and if that makes tensors of the model anew, capture again after a first call that makes them."""
+    with undo.undone():
+        graph = capture()
+        is_made = undo.size_states.is_made()
+    if not is_made:  # so that other models are not called once more
+        return graph
+
+    def call() -> None:
+        given = inputs.clone(example)
+        with backend.running():
+            model(*given.args, **given.kwargs)
+
+    with undo.undone():
+        if not undo.size_states.learn(graph.receipt.batch_size, call):
+            return graph
+        graph.close()
+        return capture()
 
 
 def _capture_one(

@@ -95,7 +95,7 @@ def test_every_warm_up_and_every_capture_starts_from_the_same_values():
             self.steps.add_(1)
 
     capture(Steps(), FakePool(), 1, 2)
-    assert seen == [0] * 10  # a first call, three warm-ups and the capture, at two sizes
+    assert seen == [0] * 8
 
 
 def test_a_cache_among_the_arguments_is_brought_back_too():

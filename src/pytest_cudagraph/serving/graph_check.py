@@ -2,28 +2,38 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 import torch
 
+from pytest_cudagraph.capture import capture_after_first_call
 from pytest_cudagraph.check import check_replays
 from pytest_cudagraph.errors import CaptureRefusal, first_line
 from pytest_cudagraph.inputs import Example
 from pytest_cudagraph.inputs.example import opaque_arguments
 from pytest_cudagraph.protocols import Backend, CapturedGraph, GraphPool, Model
 from pytest_cudagraph.serving.graph_set import REFUSALS
-from pytest_cudagraph.state import Undo
+from pytest_cudagraph.state import SizeStates, Undo
 from pytest_cudagraph.values import Disagreement, Receipt
 
 _SEED = 0
 
 
-def difference_from_eager(graph: CapturedGraph, call: Model, model: Model, example: Example, backend: Backend) -> str:
+def difference_from_eager(
+    graph: CapturedGraph,
+    call: Model,
+    model: Model,
+    example: Example,
+    backend: Backend,
+    size_states: SizeStates | None = None,
+) -> str:
     """The first difference between ``graph``, which runs ``call``, and ``model``, on new inputs; empty if they agree.
 
-    Raises what :func:`~pytest_cudagraph.check.check_replays` raises.
+    ``size_states``: where the graph was captured after a first call at its size. Raises what
+    :func:`~pytest_cudagraph.check.check_replays` raises.
     """
     size = graph.receipt.batch_size
     found = check_replays(
@@ -34,6 +44,7 @@ def difference_from_eager(graph: CapturedGraph, call: Model, model: Model, examp
         backend=backend,
         seed=_SEED,
         captured_for=lambda _: call,
+        size_states=size_states,
     )[size]
     if not isinstance(found, Disagreement):
         return ""
@@ -139,11 +150,13 @@ class CheckedPool:
         call = self._compiled_for(size) or model
         # The check must start from the state that a call would find.
         undo = Undo(model, self._backend, extras=opaque_arguments([example]))
-        with undo.undone():
-            graph = self._pool.capture(call, example.args, example.kwargs, batch_size=size, rewind=rewind)
+        capture = functools.partial(
+            self._pool.capture, call, example.args, example.kwargs, batch_size=size, rewind=rewind
+        )
+        graph = capture_after_first_call(capture, undo, model, example, self._backend)
         self._kept[size] = undo.kept
         try:
-            difference = difference_from_eager(graph, call, model, example, self._backend)
+            difference = difference_from_eager(graph, call, model, example, self._backend, undo.size_states)
         except BaseException:
             with suppress(RuntimeError):  # a failed device: raise the first error
                 graph.close()

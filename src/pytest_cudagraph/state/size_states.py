@@ -21,27 +21,26 @@ class SizeStates:
         self._made: dict[int, tuple[str, ...]] = {}
         self._changed: set[str] = set()
 
-    def learn(self, size: int, call: Callable[[], object]) -> None:
-        """Call at this batch size. If that makes tensors anew, and a second call does not, keep the state between them.
+    def is_made(self) -> bool:
+        """Whether calls until now have made tensors of the model anew."""
+        return _is_made(self._before.changes(values=False))
 
-        Memory from before the call keeps its values. The model is left as the graph of this size needs it: after a
-        first call, or as before.
+    def learn(self, size: int, call: Callable[[], object]) -> bool:
+        """Call twice at this batch size. Whether the first call makes tensors anew and the second does not: a cache.
+
+        Then the model is left in the state between them. Memory from before keeps its values.
         """
         before, rewind = self._before, self._before.rewinder()
         call()
         rewind()
-        changes = before.changes(values=False)
-        if not _is_made(changes):
-            before.restore()
-            return
-        after = before.taken_again()
+        changes, after = before.changes(values=False), before.taken_again()
         call()
-        if _is_made(after.changes(values=False)):  # every call makes them anew: no cache
-            before.restore()
-            return
+        if not _is_made(changes) or _is_made(after.changes(values=False)):
+            return False
         after.restore()
         self._after[size], self._made[size] = after, (*changes.rebound, *changes.added)
         self._changed |= _names(changes)
+        return True
 
     def __bool__(self) -> bool:
         return bool(self._after)

@@ -113,6 +113,25 @@ def test_a_graph_that_differs_from_eager_serves_no_call():
     assert "differs from eager" in served.statistics().notes[0]
 
 
+class Anchored(nn.Module):
+    """A cache for the batch size of the last call, in a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("anchors", torch.zeros(1, 1))
+
+    def forward(self, x):
+        if self.anchors.shape[0] != x.shape[0]:
+            self.anchors = torch.arange(x.shape[0], dtype=x.dtype, device=x.device)[:, None]
+        return x + self.anchors
+
+
+def test_a_cache_for_one_batch_size_does_not_refuse_the_graphs():
+    served = compiler().compile_model_aot(Anchored(), (torch.ones(2, 3),), {}, "none")
+    assert [served(torch.zeros(rows, 3))[:, 0].tolist() for rows in (4, 2, 4)] == [[0, 1, 2, 3], [0, 1], [0, 1, 2, 3]]
+    assert served.statistics().paths == {"graph": 3}
+
+
 def test_a_batch_size_the_model_cannot_take_does_not_stop_the_others():
     served = compiler().compile_model_aot(lambda x: x.view(2, 3) + 1, (torch.ones(2, 3),), {}, "none")
     assert path_of(served.infer(torch.ones(2, 3))) == ("graph", "")
