@@ -5,12 +5,14 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pytest_cudagraph import sources
+from pytest_cudagraph.sources import syntax
 from pytest_cudagraph.sources.syntax import assigned_at, gpu_branches, names_host
 from pytest_cudagraph.values import Site
 
@@ -244,6 +246,16 @@ def test_branches_on_the_type_of_a_device_are_found_in_the_function_of_a_line(tm
     assert gpu_branches(Site(file=str(path), line=5)) == (2, 4)
     assert gpu_branches(Site(file=str(path), line=9)) == ()
     assert gpu_branches(Site(file=str(tmp_path / "gone.py"), line=1)) == ()
+
+
+def test_each_file_of_a_large_model_is_parsed_once(tmp_path, monkeypatch):
+    sites = [Site(file=str(tmp_path / f"part{number}.py"), line=2) for number in range(70)]
+    for site in sites:
+        Path(site.file).write_text('def f(x):\n    if x.device.type == "cuda": return x\n', encoding="utf-8")
+    parsed, parse = [], syntax.tree_of
+    monkeypatch.setattr(syntax, "tree_of", lambda file: parsed.append(file) or parse(file))
+    assert [gpu_branches(site) for _ in range(3) for site in sites] == [(2,)] * 210
+    assert len(parsed) == 70
 
 
 class Assigns(torch.nn.Module):

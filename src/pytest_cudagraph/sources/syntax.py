@@ -98,10 +98,7 @@ def gpu_branches(site: Site) -> tuple[int, ...]:
 
 def branches_on_cuda(code: CodeType, line: int) -> bool:
     """Whether a branch on this line reads ``is_cuda``."""
-    return any(
-        covers(test, line) and any(name_of(part) == "is_cuda" for part in ast.walk(test))
-        for test in _tests(tree_of(code.co_filename))
-    )
+    return any(first <= line <= last for first, last in _branches_on_is_cuda(code.co_filename))
 
 
 def _devices(call: ast.Call, called: str) -> list[ast.expr]:
@@ -115,7 +112,17 @@ def names_host_device(value: ast.expr) -> bool:
     return isinstance(value, ast.Constant) and is_host(value.value)
 
 
-@functools.lru_cache(maxsize=64)
+# These two keep a few numbers for each file of a model, and not its tree: a large model has hundreds of files.
+@functools.cache
+def _branches_on_is_cuda(file: str) -> tuple[tuple[int, int], ...]:
+    """The first and the last line of each test of a branch that reads ``is_cuda``."""
+    if not any("is_cuda" in text for text in linecache.getlines(file)):
+        return ()
+    asking = [test for test in _tests(tree_of(file)) if any(name_of(part) == "is_cuda" for part in ast.walk(test))]
+    return tuple((test.lineno, test.end_lineno or test.lineno) for test in asking)
+
+
+@functools.cache
 def _gpu_branches(file: str) -> tuple[tuple[int, int, tuple[int, ...]], ...]:
     """For each function its first line, its last line, and the lines of its branches on CUDA."""
     if not any('"cuda"' in text or "'cuda'" in text for text in linecache.getlines(file)):
