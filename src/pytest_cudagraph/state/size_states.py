@@ -36,6 +36,7 @@ class SizeStates:
         changes, after = before.changes(values=False), before.taken_again()
         call()
         if not _is_made(changes) or _is_made(after.changes(values=False)):
+            before.restore()  # what these calls made is of no graph
             return False
         after.restore()
         self._after[size], self._made[size] = after, (*changes.rebound, *changes.added)
