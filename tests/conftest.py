@@ -21,19 +21,34 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.pop("COVERAGE_PROCESS_CONFIG", None)
 
 
+class Heap:
+    """Pytest, the product and torch collect garbage in most tests. What was imported need not be searched each time."""
+
+    def __init__(self):
+        self.modules = 0
+
+    def freeze(self):
+        if len(sys.modules) > self.modules + 50:
+            gc.collect()
+            gc.freeze()
+            self.modules = len(sys.modules)
+
+
+heap = Heap()
+
+
 def pytest_collection():
     gc.disable()
 
 
 def pytest_collection_finish():
-    """Pytest and the product collect garbage in most tests. What was imported need not be searched."""
     gc.enable()
-    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item):
     """Coverage is of the packages without torch. It makes tests that run torch half as slow again."""
+    heap.freeze()
     tracer = sys.gettrace()
     if _is_traced(item) or not type(tracer).__module__.startswith("coverage"):
         return (yield)
@@ -47,6 +62,12 @@ def pytest_runtest_protocol(item):
 def _is_traced(item):
     heavy = {"project", "kind"} & {*item.fixturenames} or {"torch", "np"} & vars(item.module).keys()
     return not heavy and item.get_closest_marker("slow") is None
+
+
+@pytest.fixture
+def known_frozen(monkeypatch):
+    """The heap is frozen (see above). A capture on CUDA asks for the count, and Python walks a million objects."""
+    monkeypatch.setattr(gc, "get_freeze_count", lambda: 1)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from pytest_cudagraph.device import EMULATED, why_no_gpu
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def kind(request):
+def kind(request, known_frozen):
     """The twin everywhere; CUDA where there is a GPU, or an emulated device, whose streams then queue their work."""
     missing = why_no_gpu() if request.param == "cuda" else None
     if missing not in (None, EMULATED):

@@ -51,7 +51,7 @@ def pool(backend):
 
 
 @pytest.fixture(autouse=True)
-def _asynchronous(monkeypatch):
+def _asynchronous(monkeypatch, known_frozen):
     """On an emulated device too, work waits in its stream's queue. A seed chooses the order among streams."""
     if not on_emulated_device():
         yield
