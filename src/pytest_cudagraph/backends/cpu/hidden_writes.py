@@ -151,9 +151,11 @@ class Contents:
 
     def _learn(self, tensor: torch.Tensor, name: str = "", is_parameter: bool = False) -> None:
         key = storage_key(tensor)
-        if key is None or key in self._known or tensor.device.type != "cpu":
+        if key is None or key in self._known:
             return
         storage = tensor.untyped_storage()
+        if storage.device.type != "cpu":  # a simulated tensor names the CPU, but its storage is on meta
+            return
         reference = weakref.ref(storage, functools.partial(self._freed, key))
         self._known[key] = _Known(reference, checksum(storage), name, is_parameter)
 
