@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
@@ -166,8 +167,10 @@ def _warmed_up(
     try:
         for tensor in pytree.tensors_in(inputs.arguments()):
             _ = tensor.neg_() if tensor.is_floating_point() or tensor.is_complex() else tensor.zero_()
-        call(watched)
-    # The model need not accept these values.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the user did not give these values
+            call(watched)
+    # The model need not accept them.
     except Exception:
         start_again()
         call(watched)
