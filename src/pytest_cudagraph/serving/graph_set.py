@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from pytest_cudagraph.errors import CaptureRefusal, InputError
+from pytest_cudagraph.foreign import value_text
 from pytest_cudagraph.inputs.example import opaque_arguments
 from pytest_cudagraph.protocols import Backend, CapturedGraph, Model
 from pytest_cudagraph.serving.form_graphs import FormGraphs
@@ -30,7 +31,8 @@ _Size = tuple[FormGraphs, int]
 def check_max_graphs(max_graphs: int | None) -> None:
     """Raise :class:`~pytest_cudagraph.errors.InputError` unless it is a limit, or None."""
     if max_graphs is not None and (type(max_graphs) is not int or max_graphs < 1):
-        raise InputError(f"max_graphs is a positive int, or None for one graph per batch size; found {max_graphs!r}")
+        found = value_text(max_graphs)
+        raise InputError(f"max_graphs is a positive int, or None for one graph per batch size; found {found}")
 
 
 class GraphSet:

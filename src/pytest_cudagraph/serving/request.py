@@ -16,6 +16,7 @@ import torch
 
 from pytest_cudagraph import inputs, pytree
 from pytest_cudagraph.errors import InputError
+from pytest_cudagraph.foreign import value_text
 from pytest_cudagraph.inputs import Example
 from pytest_cudagraph.protocols import Model
 from pytest_cudagraph.serving.graph_set import check_max_graphs
@@ -37,11 +38,11 @@ class CompilerOptions:
     def __post_init__(self) -> None:
         inputs.check_sizes(self.batch_sizes)
         if self.device not in _DEVICES:
-            raise InputError(f"device is one of {', '.join(_DEVICES)}; found {self.device!r}")
+            raise InputError(f"device is one of {', '.join(_DEVICES)}; found {value_text(self.device)}")
         check_max_graphs(self.max_graphs)
         limit_s = self.compile_timeout_s
         if isinstance(limit_s, bool) or not isinstance(limit_s, int | float) or not 0 < limit_s < math.inf:
-            raise InputError(f"compile_timeout_s is a positive number of seconds; found {limit_s!r}")
+            raise InputError(f"compile_timeout_s is a positive number of seconds; found {value_text(limit_s)}")
 
     def device_for(self, example: Example) -> str:
         """The kind of device to use: with ``auto``, that of the example inputs."""
@@ -95,7 +96,7 @@ class Request:
 def make_request(model: Model, example_inputs: Any, model_config: Any, mode: str, batch_dim: Any) -> Request:
     """The request in the arguments of ``compile_model_aot``; raises :class:`~pytest_cudagraph.errors.InputError`."""
     if mode not in MODES:
-        raise InputError(f"compilation_mode is one of {', '.join(MODES)}; found {mode!r}")
+        raise InputError(f"compilation_mode is one of {', '.join(MODES)}; found {value_text(mode)}")
     if not callable(model):
         raise InputError(f"the model must be callable; found {type(model).__name__}")
     example = _example(example_inputs)
