@@ -16,7 +16,6 @@ from pytest_cudagraph.foreign import value_text
 from pytest_cudagraph.generation.decoder import Decoder, check_members
 from pytest_cudagraph.generation.engine import parts
 from pytest_cudagraph.generation.memory import PeakBytes
-from pytest_cudagraph.settings.case import Case
 from pytest_cudagraph.values import BatchReport, Counted, Prefill, PrefillBytes
 
 
@@ -50,14 +49,14 @@ class _Run(NamedTuple):
     """The logits of the last token, and the decoder's own tensors without its parameters. Empty on ``meta``."""
 
 
-def compare_prefill(decoder: Decoder, request: PrefillRequest, case: Case) -> Prefill:
+def compare_prefill(decoder: Decoder, request: PrefillRequest, tolerance: Tolerance) -> Prefill:
     """Prefill one row of random tokens in one call, and in chunks.
 
     Chunks do not overlap: a token that is in the cache twice is attended to twice. Raises
     :class:`~pytest_cudagraph.errors.InputError` for lengths that the decoder cannot take.
     """
     check_members(decoder)
-    length, tolerance = request.length, Tolerance(rtol=case.rtol, atol=case.atol)
+    length = request.length
     if length > decoder.length:
         raise InputError(f"the decoder holds {decoder.length} tokens; found a prompt of {length}")
     device = next((each.device for each in state.live(decoder).values() if each.ndim), torch.device("cpu"))

@@ -1,78 +1,37 @@
-"""The table of generations, and their part of the JSON document and of JUnit's properties."""
+"""The tables of generations, and their part of the JSON document and of JUnit's properties."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
 from pytest_cudagraph.report.columns import Column, grid
 from pytest_cudagraph.units import bytes_text, latency_text, to_seconds
-from pytest_cudagraph.values import BatchReport, Generation, GenerationTimes, GraphReport, Latency, Lookup, Prefill
+from pytest_cudagraph.values import BatchReport, Generation, GenerationTimes, GraphReport, Latency, TokenAgreement
 
-_TITLES = ("batch", "TTFT", "ITL", "ITL p99", "tokens/s", "replays", "padded", "ties")
-
-
-def generation_table(reports: Iterable[GraphReport]) -> list[str]:
-    """One line for each generation that was timed: medians. Empty without one."""
-    rows = [
-        [report.name, *_cells(batch.generation, batch.generation.times)]
-        for report in reports
-        for batch in report.batches
-        if batch.generation is not None and batch.generation.times is not None
-    ]
-    columns = [Column(title="generation", right=False), *(Column(title=title) for title in _TITLES)]
-    return grid(columns, rows) if rows else []
+Cells = Callable[[BatchReport], "list[str] | None"]
+"""The cells of a batch, without the test's name. None where the table is not about it."""
 
 
-_PREFILL = ("prompt", "chunk", "ratio", "counting", "one call", "chunks")
+def generation_tables(reports: Iterable[GraphReport], shown: Mapping[str, str]) -> list[str]:
+    """A table of generations, one of prefills and one of prompt lookups, each only if it has a row.
+
+    ``shown`` are the names of the reports as the table above shows them.
+    """
+    found = [(shown.get(report.name, report.name), batch) for report in reports for batch in report.batches]
+    lines = []
+    for title, titles, cells in _TABLES:
+        rows = [[name, *row] for name, batch in found if (row := cells(batch)) is not None]
+        columns = [Column(title=title, right=False), *(Column(title=each) for each in titles.split("|"))]
+        lines += grid(columns, rows) if rows else []
+    return lines
 
 
-def prefill_table(reports: Iterable[GraphReport]) -> list[str]:
-    """One line for each prefill in chunks: the bytes that are counted. Empty without one."""
-    rows = [
-        [report.name, *_prefill_cells(batch.prefill)]
-        for report in reports
-        for batch in report.batches
-        if batch.prefill is not None
-    ]
-    columns = [Column(title="prefill", right=False), *(Column(title=title) for title in _PREFILL)]
-    return grid(columns, rows) if rows else []
-
-
-def _prefill_cells(found: Prefill) -> list[str]:
-    bytes_of = [bytes_text(each.total(found.counting)) for each in (found.whole, found.chunked)]
-    return [str(found.prompt_length), str(found.chunk), f"{found.bytes_ratio:.3f}", found.counting, *bytes_of]
-
-
-_LOOKUP = ("batch", "k", "tokens/step", "acceptance", "mean length", "replays", "ties")
-
-
-def lookup_table(reports: Iterable[GraphReport]) -> list[str]:
-    """One line for each generation with prompt lookup. Empty without one."""
-    rows = [
-        [report.name, *_lookup_cells(batch.lookup)]
-        for report in reports
-        for batch in report.batches
-        if batch.lookup is not None
-    ]
-    columns = [Column(title="prompt lookup", right=False), *(Column(title=title) for title in _LOOKUP)]
-    return grid(columns, rows) if rows else []
-
-
-def _lookup_cells(found: Lookup) -> list[str]:
-    return [
-        str(found.batch_size),
-        str(found.k),
-        f"{found.tokens_per_step:.2f}",
-        f"{found.acceptance_ratio:.0%}",
-        f"{found.mean_acceptance_length:.2f}",
-        f"{found.receipt.replays}/{found.receipt.steps}",
-        str(found.tokens.ties if found.tokens else "-"),
-    ]
-
-
-def _cells(found: Generation, times: GenerationTimes) -> list[str]:
+def _generation_cells(batch: BatchReport) -> list[str] | None:
+    found, times = batch.generation, batch.generation.times if batch.generation else None
+    if found is None or times is None:
+        return None
     return [
         str(found.batch_size),
         latency_text(times.ttft.median_ns),
@@ -81,8 +40,42 @@ def _cells(found: Generation, times: GenerationTimes) -> list[str]:
         f"{times.tokens_per_second:.0f}",
         f"{found.receipt.replays}/{found.receipt.steps}",
         str(found.receipt.padded_rows),
-        str(found.tokens.ties if found.tokens else "-"),
+        _ties(found.tokens),
     ]
+
+
+def _prefill_cells(batch: BatchReport) -> list[str] | None:
+    found = batch.prefill
+    if found is None:
+        return None
+    bytes_of = [bytes_text(each.total(found.counting)) for each in (found.whole, found.chunked)]
+    return [str(found.prompt_length), str(found.chunk), f"{found.bytes_ratio:.3f}", found.counting, *bytes_of]
+
+
+def _lookup_cells(batch: BatchReport) -> list[str] | None:
+    found = batch.lookup
+    if found is None:
+        return None
+    return [
+        str(found.batch_size),
+        str(found.k),
+        f"{found.tokens_per_step:.2f}",
+        f"{found.acceptance_ratio:.0%}",
+        f"{found.mean_acceptance_length:.2f}",
+        f"{found.receipt.replays}/{found.receipt.steps}",
+        _ties(found.tokens),
+    ]
+
+
+def _ties(found: TokenAgreement | None) -> str:
+    return "-" if found is None else str(found.ties)
+
+
+_TABLES: tuple[tuple[str, str, Cells], ...] = (
+    ("generation", "batch|TTFT|ITL|ITL p99|tokens/s|replays|padded|ties", _generation_cells),
+    ("prefill", "prompt|chunk|ratio|counting|one call|chunks", _prefill_cells),
+    ("prompt lookup", "batch|k|tokens/step|acceptance|mean length|replays|ties", _lookup_cells),
+)
 
 
 def generation_document(found: Generation | None) -> dict[str, Any] | None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from pytest_cudagraph.foreign import printable
 from pytest_cudagraph.report.columns import MAX_WIDTH, Column, fits, grid
-from pytest_cudagraph.report.generations import generation_table, lookup_table, prefill_table
+from pytest_cudagraph.report.generations import generation_tables
 from pytest_cudagraph.units import factor_text, latency_text, plural
 from pytest_cudagraph.values import (
     Agreement,
@@ -79,8 +79,9 @@ def table(reports: Iterable[GraphReport]) -> list[str]:
     lines: list[str] = []
     for device, own in blocks.items():
         rows = [row for report in own for row in rows_of(report)]
-        lines += [device, *render(_without_common_folder(rows))]
-        lines += [*generation_table(own), *prefill_table(own), *lookup_table(own)]
+        short = _without_common_folder(rows)
+        shown = {row.test: other.test for row, other in zip(rows, short, strict=True)}
+        lines += [device, *render(short), *generation_tables(own, shown)]
     return lines
 
 

@@ -187,11 +187,12 @@ def _prefill(context: FixtureContext, decoder: Decoder, given: Mapping[str, Any]
     __tracebackhide__ = True
     from pytest_cudagraph import generation
     from pytest_cudagraph.baseline import parametrized
+    from pytest_cudagraph.check.compare import Tolerance
 
     request = generation.PrefillRequest(**given)
     own = parametrized(call.name or context.nodeid, f"prefill{request.length}-chunk{request.chunk}")
     case = context.case(replace(call, name=own))
-    found = generation.compare_prefill(decoder, request, case)
+    found = generation.compare_prefill(decoder, request, Tolerance(rtol=case.rtol, atol=case.atol))
     if context.settings.enabled:
         device_context = context.device_context(case.device)
         context.conclude(generation.report_of(case, device_context, [generation.judge_prefill(found, request)]))

@@ -10,19 +10,12 @@ from examples.small_decoder import SmallDecoder
 from tests import facts
 
 from pytest_cudagraph import gate
+from pytest_cudagraph.check.compare import Tolerance
 from pytest_cudagraph.errors import InputError
 from pytest_cudagraph.generation import PrefillRequest, compare_prefill, prefill
 from pytest_cudagraph.generation.memory import PeakBytes
-from pytest_cudagraph.settings.case import CallSettings, make_case
-from pytest_cudagraph.settings.marks import MarkSettings
-from pytest_cudagraph.settings.options import read_settings
 
 LLAMA_8B = {"vocabulary": 128256, "hidden": 4096, "heads": 32, "kv_heads": 8, "inner": 14336}
-
-
-@pytest.fixture
-def case(pytestconfig):
-    return make_case("test", CallSettings(), MarkSettings(), read_settings(pytestconfig))
 
 
 def request_for(length=48, chunk=8, max_bytes_ratio=None, counting="activations"):
@@ -52,44 +45,44 @@ def test_the_peak_counts_what_lives_at_once_with_the_size_of_its_storage(device)
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 16, 48])
-def test_chunks_of_any_size_leave_the_logits_and_the_cache_of_one_call(case, chunk):
+def test_chunks_of_any_size_leave_the_logits_and_the_cache_of_one_call(chunk):
     torch.manual_seed(0)
-    found = compare_prefill(SmallDecoder(last_only=True).eval(), request_for(chunk=chunk), case)
+    found = compare_prefill(SmallDecoder(last_only=True).eval(), request_for(chunk=chunk), Tolerance())
     assert found.largest_difference is not None
     assert verdicts(found) == set()
 
 
-def test_meta_counts_the_same_bytes_without_values(case):
+def test_meta_counts_the_same_bytes_without_values():
     found = {}
     for device in ("cpu", "meta"):
         with torch.device(device):
             decoder = SmallDecoder(last_only=True).eval()
-        found[device] = compare_prefill(decoder, request_for(), case)
+        found[device] = compare_prefill(decoder, request_for(), Tolerance())
     assert (found["meta"].whole, found["meta"].chunked) == (found["cpu"].whole, found["cpu"].chunked)
     assert (found["meta"].largest_difference, verdicts(found["meta"])) == (None, set())
     cache = 2 * 2 * 64 * 2 * 8 * 4 * 4 + 4 * 8  # layers, keys and values, slots, heads, size, rows, bytes; positions
     assert found["cpu"].whole.cache_bytes == cache
 
 
-def test_a_chunk_of_2048_takes_a_tenth_of_the_activations_of_32768_tokens_for_a_model_of_8b_parameters(case):
+def test_a_chunk_of_2048_takes_a_tenth_of_the_activations_of_32768_tokens_for_a_model_of_8b_parameters():
     with torch.device("meta"):
         decoder = SmallDecoder(rows=1, length=32768, last_only=True, **LLAMA_8B).to(torch.bfloat16)
-    found = compare_prefill(decoder, request_for(32768, 2048), case)
+    found = compare_prefill(decoder, request_for(32768, 2048), Tolerance())
     assert verdicts(found, 0.10) == set()
     assert verdicts(found, 0.05) == {"bytes"}
 
 
-def test_chunks_that_overlap_are_found_by_their_values_and_by_no_other_gate(case, monkeypatch):
+def test_chunks_that_overlap_are_found_by_their_values_and_by_no_other_gate(monkeypatch):
     def overlapping(tokens, chunk):
         step = tokens.shape[1] if chunk is None else chunk
         return [tokens[:, max(start - 2, 0) : start + step] for start in range(0, tokens.shape[1], step)]
 
     monkeypatch.setattr(prefill, "parts", overlapping)
-    found = compare_prefill(SmallDecoder(last_only=True).eval(), request_for(32, 16), case)
+    found = compare_prefill(SmallDecoder(last_only=True).eval(), request_for(32, 16), Tolerance())
     assert verdicts(found, 1.0) == {"tokens"}
 
 
-def test_a_model_of_transformers_is_counted_on_meta(case):
+def test_a_model_of_transformers_is_counted_on_meta():
     transformers = pytest.importorskip("transformers", reason="the adapter is for transformers")
     from pytest_cudagraph import static_decoder
 
@@ -99,7 +92,7 @@ def test_a_model_of_transformers_is_counted_on_meta(case):
     )  # fmt: skip
     with torch.device("meta"):
         model = transformers.LlamaForCausalLM(config).eval()
-    found = compare_prefill(static_decoder(model, 64), request_for(), case)
+    found = compare_prefill(static_decoder(model, 64), request_for(), Tolerance())
     assert found.whole.cache_bytes == 2 * (2 * 64 * 2 * 8 * 4 + 8)
     assert found.bytes_ratio < 1
 
@@ -115,9 +108,9 @@ def test_a_model_of_transformers_is_counted_on_meta(case):
         ({"counting": "all"}, "counting is one of activations, activations.cache, activations.cache.weights; found"),
     ],
 )
-def test_a_request_that_makes_no_sense_is_one_clear_error(case, wrong, message):
+def test_a_request_that_makes_no_sense_is_one_clear_error(wrong, message):
     with pytest.raises(InputError, match=message):
-        compare_prefill(SmallDecoder().eval(), request_for(**wrong), case)
+        compare_prefill(SmallDecoder().eval(), request_for(**wrong), Tolerance())
 
 
 def test_the_messages_of_the_gates(golden):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.facts import batch, generation, lookup, prefill, report
 
 from pytest_cudagraph.report.document import properties
-from pytest_cudagraph.report.generations import generation_table, lookup_table, prefill_table
+from pytest_cudagraph.report.generations import generation_tables
 
 
 def test_the_table_reads_as_reviewed(golden):
@@ -14,20 +14,23 @@ def test_the_table_reads_as_reviewed(golden):
         report("tests/test_a.py::test_b"),
         report("tests/test_a.py::test_c", batch(8, generation=generation(times=None))),
     ]
-    golden("report/generations.txt", "\n".join(generation_table(reports)))
+    golden("report/generations.txt", "\n".join(generation_tables(reports, {})))
 
 
 def test_the_table_of_prefills_reads_as_reviewed(golden):
     reports = [report("tests/test_a.py::test_a[prefill32768-chunk2048]", batch(1, prefill=prefill())), report()]
-    golden("report/prefills.txt", "\n".join(prefill_table(reports)))
+    golden("report/prefills.txt", "\n".join(generation_tables(reports, {})))
 
 
 def test_the_table_of_prompt_lookups_reads_as_reviewed(golden):
-    golden("report/lookups.txt", "\n".join(lookup_table([report("a.py::test_a", batch(2, lookup=lookup())), report()])))
+    golden(
+        "report/lookups.txt",
+        "\n".join(generation_tables([report("a.py::test_a", batch(2, lookup=lookup())), report()], {})),
+    )
 
 
 def test_without_a_timed_generation_there_is_no_table():
-    assert generation_table([report()]) == prefill_table([report()]) == lookup_table([report()]) == []
+    assert generation_tables([report()], {}) == []
 
 
 def test_junit_has_the_medians():

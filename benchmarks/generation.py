@@ -1,0 +1,133 @@
+"""Decoding with captured steps: the speed of a step, tokens per step of prompt lookup, and bytes of long prompts.
+
+    python benchmarks/generation.py
+
+The decoder is that of ``examples/small_decoder.py``. Bytes are counted on ``meta`` for the shape of Llama 3.1 8B, with
+all of its 32 layers. Exits 1 if a generation differs from eager, if a step is no replay, or if a limit of bytes is
+exceeded.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from examples.small_decoder import SmallDecoder
+
+from pytest_cudagraph import DecodeEngine, PerfCounterClock, measure_arms
+from pytest_cudagraph.check.compare import Tolerance
+from pytest_cudagraph.generation import PrefillRequest
+from pytest_cudagraph.generation.agreement import compare_logits, compare_with_eager
+from pytest_cudagraph.generation.lookup import LookupRequest, LookupRun
+from pytest_cudagraph.generation.prefill import compare_prefill
+from pytest_cudagraph.generation.times import RepeatedSteps, per_step
+from pytest_cudagraph.measure import Bounds
+from pytest_cudagraph.stats import FixedTimeRule
+from pytest_cudagraph.units import bytes_text, latency_text
+from pytest_cudagraph.values import Timing, TokenAgreement
+
+LLAMA_8B = {"vocabulary": 128256, "hidden": 4096, "heads": 32, "kv_heads": 8, "inner": 14336, "layers": 32}
+CHUNK = 2048
+LIMITS = {"activations": 0.10, "activations+cache": 0.50}
+"""Of a chunked prefill of 32768 tokens over one call."""
+SECOND_NS = 1_000_000_000
+
+
+def main() -> int:
+    torch.set_num_threads(1)
+    failures = [*decode_steps(), *prompt_lookup(), *long_prompts()]
+    print("\n".join(f"FAILED: {each}" for each in failures) or "all tokens equal, all steps replays, all limits kept")
+    return 1 if failures else 0
+
+
+def decoder() -> SmallDecoder:
+    torch.manual_seed(0)
+    return SmallDecoder(rows=8, length=512, hidden=128, inner=256).eval()
+
+
+def prompts(rows: int, length: int) -> torch.Tensor:
+    return torch.randint(0, 96, (rows, length), generator=torch.Generator().manual_seed(7))
+
+
+def decode_steps() -> list[str]:
+    """Eager against the graph: samples of eight steps from one position."""
+    failures = []
+    with DecodeEngine(decoder(), [1, 4, 8]) as engine:
+        for rows in (1, 4, 8):
+            for length in (16, 256):
+                given = prompts(rows, length)
+                tokens, receipt = compare_with_eager(engine, given, 64, Tolerance())
+                if not isinstance(tokens, TokenAgreement) or receipt.replays != receipt.steps:
+                    failures.append(f"batch {rows}, prompt {length}: {tokens}, {receipt}")
+                with torch.inference_mode():
+                    timing = timed(RepeatedSteps(engine, given))
+                print(
+                    f"decode: batch {rows}, prompt {length}: step {latency_text(timing.eager.median_ns)} eager, "
+                    f"{latency_text(timing.replay.median_ns)} by the graph, {timing.speedup.estimate:.2f}x "
+                    f"({timing.speedup.low:.2f}-{timing.speedup.high:.2f}), {receipt.replays}/{receipt.steps} replays"
+                )
+    return failures
+
+
+def timed(steps: RepeatedSteps) -> Timing:
+    timing = measure_arms(
+        steps.arms(),
+        clock=PerfCounterClock(),
+        rule=FixedTimeRule(time_ns=SECOND_NS),
+        bounds=Bounds.of_budget(8 * SECOND_NS),
+        seed=1,
+        prepare=steps.rewind,
+    )
+    return per_step(timing, steps.steps)
+
+
+def prompt_lookup() -> list[str]:
+    """Tokens per step. With such weights a token depends on the last ones alone, so that the text repeats itself."""
+    failures = []
+    model = decoder()
+    with torch.no_grad():
+        for layer in model.layers:
+            layer.out.weight.mul_(0.01)
+    for k in (1, 3, 7):
+        given = prompts(1, 16).repeat(1, 4)
+        with DecodeEngine(model, [1]) as engine, torch.inference_mode():
+            engine.capture(1, k + 1)
+            eager = engine.generate(given, 128, graphs=False, keep_logits=True)
+            request = LookupRequest(k=k, ngram=(2, 4), min_tokens_per_step=None)
+            run = LookupRun(engine=engine, request=request, prompts=given, expected=eager.tokens, rows=1)
+            found = run.run()
+        tokens = compare_logits(eager, found, Tolerance(rtol=1e-5))
+        if not isinstance(tokens, TokenAgreement) or found.receipt.replays != found.receipt.steps:
+            failures.append(f"lookup, k {k}: {tokens}, {found.receipt}")
+        drafted, accepted = (sum(getattr(call, what) for call in run.calls) for what in ("drafted", "accepted"))
+        print(
+            f"lookup: k {k}: {127 / len(run.calls):.2f} tokens per step, {accepted} of {drafted} proposed accepted, "
+            f"{found.receipt.replays}/{found.receipt.steps} replays"
+        )
+    return failures
+
+
+def long_prompts() -> list[str]:
+    """Bytes of a prompt in chunks beside one call, on ``meta``."""
+    failures = []
+    for length in (4096, 8192, 32768):
+        with torch.device("meta"):
+            model = SmallDecoder(rows=1, length=length, last_only=True, **LLAMA_8B).to(torch.bfloat16)
+        for counting, limit in LIMITS.items():
+            request = PrefillRequest(length=length, chunk=CHUNK, max_bytes_ratio=None, counting=counting)
+            found = compare_prefill(model, request, Tolerance())
+            whole, chunked = (bytes_text(each.total(counting)) for each in (found.whole, found.chunked))
+            print(
+                f"bytes: {length} tokens, {counting}: {whole} in one call, {chunked} in chunks: {found.bytes_ratio:.3f}"
+            )
+            if length == 32768 and found.bytes_ratio > limit:
+                failures.append(f"{counting} of chunks are {found.bytes_ratio:.3f} of one call's; the limit is {limit}")
+    return failures
+
+
+if __name__ == "__main__":
+    sys.exit(main())
