@@ -29,6 +29,9 @@ def test_given_prompts_and_padding(decode_engine):
     assert [each.receipt.padded_rows for each in found] in ([], [2])
     with pytest.raises(InputError, match="output_lengths takes distinct whole numbers of tokens of at least 2"):
         engine.greedy(output_lengths=[1], name="one")
+    if found:
+        with pytest.raises(InputError, match="graph_sizes takes distinct whole numbers of at least 1"):
+            decode_engine(SmallDecoder().eval(), graph_sizes=[0]).greedy(name="none")
     with pytest.raises(InputError, match="prompts are int64 token ids"):
         engine.greedy(torch.zeros(1, 3), name="floats")
     with pytest.raises(InputError, match="holds 64 tokens; a prompt of 60 and 32 new ones need 91"):

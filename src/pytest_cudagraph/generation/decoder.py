@@ -59,10 +59,10 @@ def check_decoder(decoder: Any, backend: Backend, rows: int) -> DecoderFacts:
     # Equal tokens would have equal values in the cache, and hide a wrong position.
     two = torch.tensor([[0, 1]], device=backend.device).expand(rows, 2).contiguous()
     one = two[:, :1].contiguous()
+    _check_device(decoder, backend)
     with backend.running():
         decoder.reset()
         first = _checked_logits(decoder(two), rows, 2)
-        _check_device(decoder, backend)
         addresses = _addresses(decoder)
         second = _checked_logits(decoder(one), rows, 1).clone()
         _check_in_place(addresses, decoder, "a call")

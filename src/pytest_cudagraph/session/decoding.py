@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_cudagraph.errors import CaptureRefusal
+from pytest_cudagraph.errors import CaptureRefusal, InputError
+from pytest_cudagraph.foreign import value_text
 from pytest_cudagraph.session.context import FixtureContext
 from pytest_cudagraph.session.exceptions import hide_plugin_frames
 from pytest_cudagraph.settings.case import CallSettings, Case
+from pytest_cudagraph.settings.parsing import distinct_sizes
 
 if TYPE_CHECKING:
     from pytest_cudagraph.generation import DecodeEngine, Decoder
@@ -137,11 +139,19 @@ class EngineUnderTest:
         """The engine with graphs for a case. It lives until teardown."""
         from pytest_cudagraph.generation import DecodeEngine
 
-        sizes = CallSettings(batch_sizes=self._graph_sizes).checked().batch_sizes or case.batch_sizes
+        sizes = case.batch_sizes if self._graph_sizes is None else _graph_sizes(self._graph_sizes)
         if sizes not in self._engines:
             engine = DecodeEngine(self.decoder, sizes, backend=device_context.backend)
             self._engines[sizes] = self._resources.enter_context(engine)
         return self._engines[sizes]
+
+
+def _graph_sizes(given: Any) -> tuple[int, ...]:
+    __tracebackhide__ = True
+    try:
+        return distinct_sizes(given)
+    except ValueError as allowed:
+        raise InputError(f"graph_sizes takes {allowed}; found {value_text(given)}") from None
 
 
 @hide_plugin_frames

@@ -174,6 +174,12 @@ def test_a_call_as_long_as_the_cache_is_captured_and_a_longer_one_is_refused(dec
             engine.capture(1, 65)
 
 
+def test_a_decoder_on_another_device_is_refused_before_its_first_call(monkeypatch):
+    monkeypatch.setattr(CPU, "device", "meta")
+    with pytest.raises(InputError, match=r"must be on meta, the device of this run; .* is float32 .* on cpu: make the"):
+        check_decoder(SmallDecoder(), CPU, 1)
+
+
 def test_without_transformers_the_adapter_names_the_extra(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "transformers", None)
     with pytest.raises(InputError, match=r"pip install 'pytest-cudagraph\[generation\]'"):
