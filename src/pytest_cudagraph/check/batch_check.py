@@ -95,11 +95,6 @@ class BatchCheck:
         self._bit_exact = True
         self._previous: CallResult | None = None
 
-    @property
-    def example_count(self) -> int:
-        """How many examples the user gave. Consecutive seeds give each of them. 0 where inputs are drawn."""
-        return 0 if self.case.example.drawing is None else self.case.example.drawing.count
-
     def trial(self, seed: int) -> None:
         """Run eager twice and replay once on new inputs. Does nothing after a disagreement."""
         if self._disagreement is not None:

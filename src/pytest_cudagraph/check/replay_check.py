@@ -44,14 +44,15 @@ def check_replays(
     """Compare every graph with eager: outputs and state, from the same state, inputs and seed.
 
     Trials: two rounds of new inputs (or one for each of the user's examples), adversarial inputs, changed parameters,
-    other rows, the earlier calls again.
-    ``torch.testing.assert_close`` compares, NaN equal to NaN. Differences between two eager runs are tolerated.
-    The state of ``model`` and the random generators are restored. ``captured_at`` holds the addresses of the state at
-    capture, to explain differences. ``size_states`` are those of :class:`~pytest_cudagraph.capture.Captures`: then each
-    graph is compared from the state of its capture, and a first call at its size with later ones. ``captured_for``
-    gives the compiled code of a graph. ``constants`` are compared by checksums, several times for each graph, and not
-    copied. Raises
-    :class:`~pytest_cudagraph.errors.InputError` if eager cannot take new inputs, and
+    other rows, the earlier calls again. ``torch.testing.assert_close`` compares, NaN equal to NaN. Differences between
+    two eager runs are tolerated. The state of ``model`` and the random generators are restored.
+
+    ``captured_at`` holds the addresses of the state at capture, to explain differences. ``size_states`` are those of
+    :class:`~pytest_cudagraph.capture.Captures`: then each graph is compared from the state of its capture, and a first
+    call at its size with later ones. ``captured_for`` gives the compiled code of a graph. ``constants`` are compared by
+    checksums, several times for each graph, and not copied.
+
+    Raises :class:`~pytest_cudagraph.errors.InputError` if eager cannot take new inputs, and
     :class:`~pytest_cudagraph.errors.CudagraphError` if a replay raises or the state cannot be restored.
     """
     with InitialState(model, examples.values(), backend, constants) as start:
@@ -86,7 +87,9 @@ def _run(checks: Mapping[int, BatchCheck], generator: random.Random, progress: C
         return generator.sample(sizes, len(sizes))
 
     seeds: dict[int, int] = {}
-    for number in range(max(_LEAST_ROUNDS, *(check.example_count for check in checks.values()))):
+    drawings = (check.case.example.drawing for check in checks.values())
+    # Consecutive seeds give each of the user's examples.
+    for number in range(max(_LEAST_ROUNDS, *(each.count if each else 0 for each in drawings))):
         for size in shuffled():
             progress(f"check batch {size}")
             checks[size].trial(seeds.setdefault(size, generator.getrandbits(31)) + number)
