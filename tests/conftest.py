@@ -16,6 +16,10 @@ GOLDEN = Path(__file__).parent / "golden"
 # Models of a few numbers are slower on several threads. Read when torch is loaded, also by processes that tests start.
 os.environ["OMP_NUM_THREADS"] = "1"
 
+# Runs that tests start write no summary of the step in which this project is tested.
+for name in ("GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY", "GITHUB_WORKSPACE"):
+    os.environ.pop(name, None)
+
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Coverage is taken of the workers alone, not of the processes that tests start.
     os.environ.pop("COVERAGE_PROCESS_CONFIG", None)

@@ -49,6 +49,7 @@ class CollectedTests:
 class RunSummary:
     """The summary of a run. ``failed``: the exit status is non-zero even if no test failed."""
 
+    table: tuple[str, ...] = ()
     lines: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
     failed: bool = False
@@ -74,7 +75,7 @@ def end_run(
 
     A file that cannot be written is a problem in the summary, not an exception. The other files are still written.
     """
-    summary = _SummaryLines(lines=report.table(reports) if reports else [])
+    summary = _SummaryLines()
     for device in _devices(reports):
         own_reports = [each for each in reports if each.device == device]
         _end_device(device, own_reports, collected, settings, summary, (saved or {}).get(device))
@@ -84,6 +85,7 @@ def end_run(
     if settings.json:
         _write_document(collected.folder / settings.json, reports, calls or [], settings, summary)
     return RunSummary(
+        table=tuple(map(printable, report.table(reports))),
         lines=tuple(map(printable, summary.lines)),
         problems=tuple(map(printable_lines, summary.problems)),
         failed=bool(summary.problems),

@@ -3,12 +3,15 @@
 from pytest_cudagraph.report.columns import Column, grid
 from pytest_cudagraph.report.document import document, json_text, properties, rows_of_document
 from pytest_cudagraph.report.failure import failure_text, suggestions
+from pytest_cudagraph.report.github import STEP_SUMMARY_BYTES, annotation, sites_of_failure, step_summary
 from pytest_cudagraph.report.table import Row, closing, device_text, header, render, rows_of, table
 from pytest_cudagraph.report.transport import from_plain, to_plain
 
 __all__ = [
+    "STEP_SUMMARY_BYTES",
     "Column",
     "Row",
+    "annotation",
     "closing",
     "device_text",
     "document",
@@ -21,6 +24,8 @@ __all__ = [
     "render",
     "rows_of",
     "rows_of_document",
+    "sites_of_failure",
+    "step_summary",
     "suggestions",
     "table",
     "to_plain",

@@ -72,17 +72,21 @@ class Row:
 
 def table(reports: Iterable[GraphReport]) -> list[str]:
     """The table of a run: one block per device, under a line that names the device."""
-    blocks: dict[str, list[GraphReport]] = {}
-    for report in reports:
-        device = device_text(report.device) if report.device else "no device"
-        blocks.setdefault(device, []).append(report)
     lines: list[str] = []
-    for device, own in blocks.items():
+    for device, own in by_device(reports).items():
         rows = [row for report in own for row in rows_of(report)]
         short = _without_common_folder(rows)
         shown = {row.test: other.test for row, other in zip(rows, short, strict=True)}
         lines += [device, *render(short), *generation_tables(own, shown)]
     return lines
+
+
+def by_device(reports: Iterable[GraphReport]) -> dict[str, list[GraphReport]]:
+    """The reports of each device, by its description."""
+    found: dict[str, list[GraphReport]] = {}
+    for report in reports:
+        found.setdefault(device_text(report.device) if report.device else "no device", []).append(report)
+    return found
 
 
 def _without_common_folder(rows: Sequence[Row]) -> list[Row]:
@@ -134,22 +138,23 @@ def _median(latency: Latency | None) -> float | None:
 def render(rows: Sequence[Row]) -> list[str]:
     """A title line, one line per row, and below each row its note."""
     compiled = any(row.compiled_ns is not None for row in rows)
-    columns = _columns(compiled)
+    columns = columns_of(compiled)
     shown = _named_once(rows)
-    cells = [_cells(row, compiled=compiled, interval=True) for row in shown]
+    cells = [cells_of(row, compiled=compiled, interval=True) for row in shown]
     if not fits(columns, cells, first=_MIN_TEST):
-        cells = [_cells(row, compiled=compiled, interval=False) for row in shown]
+        cells = [cells_of(row, compiled=compiled, interval=False) for row in shown]
     title, *lines = grid(columns, cells)
     return [title, *_with_notes(rows, lines)]
 
 
-def _columns(compiled: bool) -> list[Column]:
+def columns_of(compiled: bool) -> list[Column]:
+    """The titles of the table."""
     numbers = ["batch", "eager", *(["compiled"] if compiled else []), "replay", "speedup", "target"]
-    columns = [Column(title=title) for title in numbers]
-    return [Column(title="test", right=False), *columns, Column(title="verdict", right=False)]
+    return [Column(title=title, right=title in numbers) for title in ("test", *numbers, "verdict")]
 
 
-def _cells(row: Row, *, compiled: bool, interval: bool) -> list[str]:
+def cells_of(row: Row, *, compiled: bool, interval: bool) -> list[str]:
+    """The texts of a row, one for each column."""
     return [
         row.test,
         "-" if row.batch_size is None else str(row.batch_size),

@@ -204,12 +204,14 @@ def end(session: pytest.Session, exitstatus: int) -> None:
     if hasattr(config, "workerinput"):
         worker_results.send(config)
     elif _has_summary(config):
+        from pytest_cudagraph.session import github
         from pytest_cudagraph.summary import RunSummary, end_run
 
         outcomes = stash[OUTCOMES]
         saved = {each.device: each.saved for each in stash[DEVICE_CONTEXTS].values()}
         try:
             summary = end_run(outcomes, _collected(session, exitstatus), stash[SETTINGS], saved, stash[CALLS])
+            summary = github.write_step_summary(outcomes, summary, stash[SETTINGS])
         except KeyboardInterrupt:
             # Other plugins still write their files, such as JUnit's.
             session.exitstatus = pytest.ExitCode.INTERRUPTED
@@ -270,10 +272,14 @@ def _from_root(config: pytest.Config, argument: str) -> str:
 def summarise(reporter: pytest.TerminalReporter) -> None:
     """The table, the counts, what was written; nothing when no test used the plugin."""
     summary = reporter.config.stash.get(RUN_SUMMARY, None)
-    if summary is None or not (summary.lines or summary.problems):
+    if summary is None or not (summary.table or summary.lines or summary.problems):
         return
+    from pytest_cudagraph.session import github
+
     reporter.section("cudagraph")
-    for line in summary.lines:
+    for line in (*summary.table, *summary.lines):
         reporter.line(line)
     for line in summary.problems:
         reporter.line(line, red=True)
+    for line in github.annotation_lines(reporter.config, reporter.stats):
+        reporter.line(line)

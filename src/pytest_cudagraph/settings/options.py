@@ -144,6 +144,13 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         flag="--cudagraph-json", default=None, parse=str, metavar="PATH", help="write all results of this run as JSON"
     ),
+    Option(
+        flag="--cudagraph-github",
+        default="auto",
+        parse=one_of("auto", "off"),
+        metavar="auto|off",
+        help="auto on GitHub Actions adds a step summary and annotates the lines of failing tests; off does neither",
+    ),
 )
 
 
@@ -171,6 +178,7 @@ class Settings:
     threads: int = 1
     """Of torch, on the CPU twin."""
     suggest: bool = False
+    github: Literal["auto", "off"] = "auto"
     base: str | None = None
     base_slowdown: float = 0.05
     sample: Path | None = None
@@ -212,7 +220,8 @@ def read_settings(config: pytest.Config, *, workers: int = 0) -> Settings:
 
 def _of_sample(settings: Settings, folder: Path) -> Settings:
     """The settings of a process that only measures: no verdict on speed, no baseline, no further process."""
-    return replace(settings, sample=folder, json=str(folder / "run.json"), base=None, update="never", strict=False)
+    document = str(folder / "run.json")
+    return replace(settings, sample=folder, json=document, github="off", base=None, update="never", strict=False)
 
 
 def _read_option(config: pytest.Config, option: Option) -> Any:

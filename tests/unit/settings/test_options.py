@@ -31,6 +31,7 @@ GIVEN = {
     "--cudagraph-base-slowdown": ("0.02", 0.02),
     "--cudagraph-json": ("out.json", "out.json"),
     "--cudagraph-threads": ("2", 2),
+    "--cudagraph-github": ("off", "off"),
 }
 SWITCHES = [option.flag for option in OPTIONS if option.parse is None]
 
@@ -45,6 +46,7 @@ BAD = {
     "--cudagraph-update": "tests/",
     "--cudagraph-base-slowdown": "5",
     "--cudagraph-threads": "0",
+    "--cudagraph-github": "on",
 }
 FRACTIONS = ("--cudagraph-max-slowdown", "--cudagraph-base-slowdown")
 
@@ -174,3 +176,7 @@ def test_spelt_out_choices_are_those_of_the_types():
 def test_the_options_page_shows_the_table():
     page = Path(__file__).parents[3] / "docs" / "options.md"
     assert options_markdown() in page.read_text(encoding="utf-8")
+
+
+def test_a_process_of_a_comparison_writes_nothing_on_github(settings_of):
+    assert settings_of("--cudagraph-sample=DIR").github == "off"
