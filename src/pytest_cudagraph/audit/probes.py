@@ -215,11 +215,6 @@ class _ProbeRuns:
         if another is not None:  # last, because it may make a cache for its size
             what = "the call at another batch size"
             self._judge_elsewhere("another batch size", what, lambda: judge(another, self.held))
-            found = self.seen.elsewhere.get("another batch size")
-            if found is not None and any(op.refused or found.host_calls for op in found.operations):
-                # The first call at a size may make a cache from data of the host. The capture comes after it.
-                later = self._next(what, lambda: judge(another, self.probe.held()))
-                self.seen.elsewhere["another batch size"] = later or found
 
     def _again(self, example: Example) -> None:
         """Call twice on the same inputs and seed, and more often if the calls differ. The host's state runs on."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from collections import OrderedDict, deque
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 from types import CellType
 from typing import Any, Protocol
@@ -28,7 +29,7 @@ class DictFrame:
 
     def is_same(self) -> bool:
         now, held = self.container, self.held
-        return list(dict.keys(now)) == list(held) and _are_same(dict.values(now), held.values())
+        return _are_same(dict.keys(now), held.keys()) and _are_same(dict.values(now), held.values())
 
     def restore(self) -> None:
         if self.is_same():
@@ -49,7 +50,7 @@ class ListFrame:
     held: list[Any]
 
     def is_same(self) -> bool:
-        return list.__len__(self.container) == len(self.held) and _are_same(list.__iter__(self.container), self.held)
+        return _are_same(self.container, self.held)
 
     def restore(self) -> None:
         list.__setitem__(self.container, slice(None), self.held)
@@ -63,7 +64,7 @@ class DequeFrame:
     held: list[Any]
 
     def is_same(self) -> bool:
-        return len(self.container) == len(self.held) and _are_same(self.container, self.held)
+        return _are_same(self.container, self.held)
 
     def restore(self) -> None:
         self.container.clear()
@@ -80,7 +81,7 @@ class SlotsFrame:
 
     def is_same(self) -> bool:
         now = slots_of(self.container)
-        return list(now) == list(self.held) and _are_same(now.values(), self.held.values())
+        return now.keys() == self.held.keys() and _are_same(now.values(), self.held.values())
 
     def restore(self) -> None:
         for name in self.names:
@@ -107,9 +108,9 @@ class CellFrame:
         self.container.cell_contents = self.held
 
 
-def _are_same(ones: Iterable[Any], others: Iterable[Any]) -> bool:
-    # All of them at once: a check asks this of every module, for each of its calls.
-    return list(map(id, ones)) == list(map(id, others))
+def _are_same(ones: Collection[Any], others: Collection[Any]) -> bool:
+    # Without a loop in Python: a check asks this of every module, before and after each call.
+    return len(ones) == len(others) and all(map(operator.is_, ones, others))
 
 
 def slots_of(value: Any) -> dict[str, Any]:

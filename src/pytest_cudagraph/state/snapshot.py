@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
 from pytest_cudagraph import pytree
 from pytest_cudagraph.errors import CudagraphError
@@ -186,6 +187,9 @@ class Undo:
         self.size_states = SizeStates(self._snapshot)
         self._rng: Any = backend.rng_state(model, extras)
         held = self._snapshot.live()
+        # Not the parameters: to copy all weights after each warm-up would take long.
+        moving = [name for name, tensor in held.items() if not isinstance(tensor, nn.Parameter)]
+        self._rewind = self._snapshot.rewinder(moving)
         self.addresses = {name: tensor.data_ptr() for name, tensor in held.items()}
         self._held = {id(tensor): tensor for tensor in held.values()}
         self._kept: dict[int, torch.Tensor] = {}
@@ -234,7 +238,7 @@ class Undo:
 
     def rewind(self) -> None:
         """Let the next warm-up or the capture find the values that the first one found, and what that one made."""
-        self._snapshot.rewinder()()
+        self._rewind()
 
     def assert_unchanged(self) -> None:
         """Raise :class:`~pytest_cudagraph.errors.CudagraphError` naming what was not restored."""
