@@ -69,6 +69,12 @@ def _is_traced(item):
 
 
 @pytest.fixture
+def no_collections(monkeypatch):
+    """A collection of everything torch holds takes a fifth of a second."""
+    monkeypatch.setattr(gc, "collect", lambda: 0)
+
+
+@pytest.fixture
 def known_frozen(monkeypatch):
     """The heap is frozen (see above). A capture on CUDA asks for the count, and Python walks a million objects."""
     monkeypatch.setattr(gc, "get_freeze_count", lambda: 1)

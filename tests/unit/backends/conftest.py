@@ -15,12 +15,6 @@ from pytest_cudagraph.backends.cuda import CudaBackend, gpu
 
 
 @pytest.fixture
-def no_collections(monkeypatch):
-    """A collection of everything torch holds takes a fifth of a second."""
-    monkeypatch.setattr(gc, "collect", lambda: 0)
-
-
-@pytest.fixture
 def twin():
     """A pool of the CPU twin."""
     with CpuBackend().pool() as pool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from dataclasses import replace
 
 import pytest
@@ -18,11 +17,7 @@ from pytest_cudagraph.backends.cuda import CudaBackend
 from pytest_cudagraph.monitor import PerfMonitor
 from pytest_cudagraph.values import Verdict
 
-
-@pytest.fixture(autouse=True)
-def no_collections(monkeypatch):
-    """A collection of everything torch holds takes a fifth of a second."""
-    monkeypatch.setattr(gc, "collect", lambda: 0)
+pytestmark = pytest.mark.usefixtures("no_collections", "known_frozen")
 
 
 @pytest.fixture(autouse=True)

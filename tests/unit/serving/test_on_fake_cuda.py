@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from contextlib import contextmanager
 from types import SimpleNamespace
 
@@ -21,11 +20,7 @@ from pytest_cudagraph.inputs import Example
 from pytest_cudagraph.serving import graph_runner, row_analysis
 from pytest_cudagraph.serving.request import CompilerOptions
 
-
-@pytest.fixture(autouse=True)
-def no_collections(monkeypatch):
-    """A collection of everything torch holds takes a fifth of a second."""
-    monkeypatch.setattr(gc, "collect", lambda: 0)
+pytestmark = pytest.mark.usefixtures("no_collections", "known_frozen")
 
 
 @pytest.fixture
