@@ -179,7 +179,8 @@ class BatchCheck:
         (first_inputs, first), (last_inputs, last) = self._trials[0], self._trials[-1]
         has_new_inputs = not inputs.has_same_inputs(first_inputs, last_inputs)
         if not has_new_inputs:
-            self.note("the inputs hold nothing that can be drawn again: the check cannot detect stale inputs")
+            cannot = "the inputs hold nothing that can be drawn again: the check cannot detect stale inputs"
+            self.note(f"{cannot}. draw= can give others")
         is_void = has_new_inputs and bool(last.outputs) and has_same_outputs(first, last)
         return Agreement(
             batch_size=self.case.batch_size,
