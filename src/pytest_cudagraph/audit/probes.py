@@ -145,12 +145,8 @@ _OTHER_SEED = 1
 """Any seed serves. The other inputs must only differ from the example and from each other."""
 
 _OTHER_INPUTS: dict[Like, str] = {
-    "random": "other",
-    "zeros": "zero",
-    "negative": "negative",
-    "large": "large",
-    "permuted": "permuted",
-}
+    "random": "other", "zeros": "zero", "negative": "negative", "large": "large", "permuted": "permuted"
+}  # fmt: skip
 """Each kind of other inputs, and its name in evidence."""
 
 _REPEATED = ("the second call", "the third call")
@@ -205,16 +201,16 @@ class _ProbeRuns:
         judge = self.probe.judge
         parts = self._anew("the call outside inference mode", lambda: judge(example, self.held, by_parts=True))
         self.seen.refused = refused_in(self.seen.first, parts)
-        branches = self.probe.gpu_branches
-        if branches:
+        elsewhere: dict[str, Trace | None] = {}
+        if branches := self.probe.gpu_branches:
             what = f"the branch on is_cuda at {branches[0]}"
-            self._judge_elsewhere("on a GPU", what, lambda: judge(example, self.held, as_on_gpu=True))
+            elsewhere["on a GPU"] = self._anew(what, lambda: judge(example, self.held, as_on_gpu=True))
         if not is_explained(self.seen):
             for seed, (kind, name) in enumerate(_OTHER_INPUTS.items(), start=_OTHER_SEED):
                 self._on_other_inputs(name, inputs.fresh(example, seed, like=kind))
         if another is not None:  # last, because it may make a cache for its size
-            what = "the call at another batch size"
-            self._judge_elsewhere("another batch size", what, lambda: judge(another, self.held))
+            elsewhere["another batch size"] = self._at_another_size(another)
+        self.seen.elsewhere = {where: found for where, found in elsewhere.items() if found is not None}
 
     def _again(self, example: Example) -> None:
         """Call twice on the same inputs and seed, and more often if the calls differ. The host's state runs on."""
@@ -237,10 +233,13 @@ class _ProbeRuns:
             # One of the calls differed from the first. A difference may come only every few calls, so call again.
             seen.third = self._next("a further call", lambda: probe.record(example, probe.held()))
 
-    def _judge_elsewhere(self, name: str, what: str, run: Callable[[], Trace]) -> None:
-        found = self._anew(what, run)
-        if found is not None:
-            self.seen.elsewhere[name] = found
+    def _at_another_size(self, another: Example) -> Trace | None:
+        what = "the call at another batch size"
+        found = self._anew(what, lambda: self.probe.judge(another, self.held))
+        if found is None or not (found.host_calls or any(op.refused for op in found.operations)):
+            return found
+        # The first call at a size may make a cache from data of the host. The capture comes after it.
+        return self._next(what, lambda: self.probe.judge(another, self.probe.held())) or found
 
     def _on_other_inputs(self, name: str, given: Example) -> None:
         what = f"the call on {name} inputs"

@@ -262,8 +262,6 @@ VIT_PYTORCH = {
     },
     "max_vit.MaxViT": {"num_classes": 10, "dim_conv_stem": 8, "dim": 8, "dim_head": 4, "depth": (1,), "window_size": 4},
     "mobile_vit.MobileViT": {"image_size": (64, 64), "dims": [8, 8, 8], "channels": [4] * 11, "num_classes": 10},
-    "simple_vit.SimpleViT": VIT,
-    "simple_vit_with_fft.SimpleViT": {**VIT, "freq_patch_size": 8},
     "t2t.T2TViT": {
         "dim": 16, "image_size": 32, "num_classes": 10, "depth": 2, "heads": 2, "mlp_dim": 32,
         "t2t_layers": ((7, 4), (3, 2)),
@@ -280,6 +278,12 @@ def of_vit_pytorch(name, sizes):
 
 for name, sizes in VIT_PYTORCH.items():
     model_of("vit_pytorch", name)(lambda name=name, sizes=sizes: of_vit_pytorch(name, sizes))
+
+
+@model_of("vit_pytorch", on_cuda="audit: host-data", line="self.pos_embedding.to(device, dtype=x.dtype)")
+def simple_vit():
+    """Its positions are a plain attribute, which stays on the host when the model is moved."""
+    return of_vit_pytorch("simple_vit.SimpleViT", VIT)
 
 
 @model_of("vit_pytorch", verdict="audit: dynamic-shape", line="torch.unique(t, sorted = True)")
@@ -343,12 +347,8 @@ def of_ultralytics(name, cls="DetectionModel"):
     return getattr(ultralytics.nn.tasks, cls)(f"{name}.yaml", ch=3, nc=3, verbose=False), (image(64),), {}
 
 
-# The anchors of a batch size are made in its first call. No capture comes to those lines.
-FIRST_CALL = {
-    "verdict": "audit: host-data", "on_cuda": "audit: host-data+host-sync", "line": "torch.arange(w).type_as(feats[0])"
-}  # fmt: skip
-model_of("ultralytics", "yolov8", **FIRST_CALL)(lambda: of_ultralytics("yolov8n"))
-model_of("ultralytics", "yolo11", **FIRST_CALL)(lambda: of_ultralytics("yolo11n"))
+model_of("ultralytics", "yolov8")(lambda: of_ultralytics("yolov8n"))
+model_of("ultralytics", "yolo11")(lambda: of_ultralytics("yolo11n"))
 model_of("ultralytics", "yolov8 for classes")(lambda: of_ultralytics("yolov8n-cls", "ClassificationModel"))
 
 
