@@ -28,7 +28,7 @@ def step_summary(project, monkeypatch, tmp_path_factory):
 
 def annotated(result):
     """File, line and error of each annotation."""
-    found = (re.match("::error file=(.*),line=(.*),title=.*::(.*?):", line) for line in result.outlines)
+    found = (re.match(r"::error file=(.*),line=(.*),title=.*?::([\w.]*)", line) for line in result.outlines)
     return [match.groups() for match in found if match]
 
 
