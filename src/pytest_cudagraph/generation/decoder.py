@@ -62,7 +62,7 @@ def check_decoder(decoder: Any, backend: Backend, rows: int) -> DecoderFacts:
     _check_device(decoder, backend)
     with backend.running():
         decoder.reset()
-        first = _checked_logits(decoder(two), rows, 2)
+        first = _checked_logits(_first_call(decoder, two), rows, 2)
         addresses = _addresses(decoder)
         second = _checked_logits(decoder(one), rows, 1).clone()
         _check_in_place(addresses, decoder, "a call")
@@ -73,6 +73,16 @@ def check_decoder(decoder: Any, backend: Backend, rows: int) -> DecoderFacts:
         _check_in_place(addresses, decoder, "reset()")
         decoder.reset()
     return DecoderFacts(vocabulary=first.shape[-1], dtype=first.dtype)
+
+
+def _first_call(decoder: Decoder, tokens: torch.Tensor) -> Any:
+    try:
+        return decoder(tokens)
+    # Whatever it raises is the decoder's own error. The number of rows is a frequent cause.
+    except Exception as error:
+        note = f"cudagraph: the decoder was called with {tokens.shape[0]} rows of 2 tokens: batch_sizes= gives the rows"
+        error.__notes__ = [*getattr(error, "__notes__", ()), note]
+        raise
 
 
 def check_members(decoder: Any) -> None:
@@ -125,8 +135,8 @@ def _check_in_place(before: dict[str, int], decoder: Any, what: str) -> None:
 def _check_same(expected: torch.Tensor, found: torch.Tensor, allowed: str) -> None:
     try:
         torch.testing.assert_close(found, expected, equal_nan=True)
-    except AssertionError as difference:
-        raise InputError(f"{allowed}; found others: {_largest(expected, found)}") from difference
+    except AssertionError:
+        raise InputError(f"{allowed}; found others: {_largest(expected, found)}") from None
 
 
 def _largest(expected: torch.Tensor, found: torch.Tensor) -> str:

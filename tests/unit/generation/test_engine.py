@@ -180,6 +180,14 @@ def test_a_decoder_on_another_device_is_refused_before_its_first_call(monkeypatc
         check_decoder(SmallDecoder(), CPU, 1)
 
 
+def test_the_error_of_a_decoder_with_fewer_rows_says_where_the_rows_come_from():
+    with pytest.raises(RuntimeError) as raised:
+        check_decoder(SmallDecoder(rows=2), CPU, 3)
+    assert raised.value.__notes__ == [
+        "cudagraph: the decoder was called with 3 rows of 2 tokens: batch_sizes= gives the rows"
+    ]
+
+
 def test_without_transformers_the_adapter_names_the_extra(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "transformers", None)
     with pytest.raises(InputError, match=r"pip install 'pytest-cudagraph\[generation\]'"):
