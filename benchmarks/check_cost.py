@@ -1,7 +1,7 @@
 """What audit, capture and check of a model cost beside its own calls: how it grows with layers and with bytes.
 
 Each cell runs the product's stages on the CPU twin in a process of its own, with one thread. ``beside`` is the time of
-the stages without the eager calls. ``memory`` is what the process needs above weights and written state. With
+the stages without the eager calls. ``memory`` is what the process needs above the weights. With
 ``--against TREE``, a checkout of another revision, each cell runs in both trees in turn, and the table shows the ratio.
 
     python benchmarks/check_cost.py --only resnet18 --rounds 3 --against ../before
