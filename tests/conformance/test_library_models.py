@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 import linecache
+from dataclasses import replace
 
 import pytest
 import torch
 from tests.conformance.cases import Case, Expected
 from tests.conformance.libraries import diffusion, science, sequences, vision  # noqa: F401
 from tests.conformance.libraries.declared import LIBRARY_MODELS
+from tests.conformance.planted import PLANTED, assert_caught, planted
 from tests.conformance.stages import built, run
 
 from pytest_cudagraph import GraphRunner, pytree
@@ -24,6 +26,9 @@ REPLAYED = [
     for name, each in LIBRARY_MODELS.items()
     if not each.verdict.startswith("audit") and each.verdict != "note: rng"  # nothing to compare a drawn number with
 ]
+ONE_OF_EACH = {
+    each.library: name for name, each in LIBRARY_MODELS.items() if each.verdict == "clean" and not each.on_cuda
+}
 BETWEEN = {(2, 4): (3,), (1,): ()}
 """By the captured sizes: a size that is padded to the larger one."""
 
@@ -60,3 +65,11 @@ def test_a_runner_gives_what_eager_gives_at_a_captured_size_and_between_two(name
             torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-4)
     assert run.statistics.refused == {}
     assert run.statistics.hits >= 1
+
+
+@pytest.mark.parametrize("bug", PLANTED, ids=lambda bug: bug.__name__)
+@pytest.mark.parametrize("name", ONE_OF_EACH.values())
+def test_a_bug_planted_in_a_model_of_a_library_is_caught(name, bug, kind):
+    _, declared = case_of(name)
+    case = replace(planted(name, declared.build, bug), batch_dim=declared.batch_dim)
+    assert_caught(run(case, open_backend(kind), declared.sizes), bug)
