@@ -73,7 +73,26 @@ def _keyword(call: ast.Call) -> ast.expr | None:
 def _place_of(device: ast.expr | None, frame: FrameType) -> Asked:
     if device is None or names_host_device(device):
         return "host"
-    return "host" if isinstance(device, ast.Name) and _value(device.id, frame) is None else "device"
+    if not isinstance(device, ast.Name):
+        return "device"
+    value = _value(device.id, frame)
+    return "host" if value is None or (value == "cpu" and _is_default(device.id, frame)) else "device"
+
+
+def _is_default(name: str, frame: FrameType) -> bool:
+    """Whether the caller leaves out this argument of the running function, as far as its source tells."""
+    code, caller = frame.f_code, frame.f_back
+    if caller is None or name not in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:
+        return False
+    names = frozenset({code.co_name})
+    call = _running_call(caller.f_code, caller.f_lasti, caller.f_lineno, names)
+    if call is None or any(keyword.arg in (None, name) for keyword in call.keywords):
+        return False
+    # ``self`` is not among the arguments of a call.
+    given = len(call.args) + isinstance(call.func, ast.Attribute)
+    is_by_name = code.co_varnames.index(name) >= code.co_argcount
+    is_open = any(isinstance(each, ast.Starred) for each in call.args)
+    return is_by_name or (not is_open and given <= code.co_varnames.index(name))
 
 
 def _value(name: str, frame: FrameType) -> Any:

@@ -110,7 +110,9 @@ class FewUpdates(nn.Module):
         return self.raft(first, second, num_flow_updates=1)
 
 
-@model_of("torchvision", verdict="audit: host-data", line=".to(")
+@model_of(
+    "torchvision", verdict="audit: host-data", line="make_coords_grid(batch_size, h // 8, w // 8).to(fmap1.device)"
+)
 def raft():
     from torchvision.models.optical_flow import raft_small
 

@@ -19,6 +19,10 @@ def made_with(device=None):
     return torch.zeros(4, device=device)
 
 
+def made_by_default(size, device="cpu"):
+    return torch.zeros(size, device=device)
+
+
 def under_a_default_device():
     with torch.device("cpu"):
         return torch.zeros(4)
@@ -29,6 +33,12 @@ PLACES = {
     "an imported factory": (lambda: arange(4), "host"),
     "no device passed on": (lambda: made_with(), "host"),
     "a device passed on": (lambda: made_with(X.device), "unknown"),
+    "a default that is the host": (lambda: made_by_default(4), "host"),
+    "such a default, not used": (
+        lambda: made_by_default(4, device="cpu" if X.device.type == "cpu" else X.device),
+        "unknown",
+    ),
+    "such a default, replaced by position": (lambda: made_by_default(4, X.device), "unknown"),
     "the host by name": (lambda: torch.zeros(4, device=torch.device("cpu")), "host"),
     "options": (lambda: torch.zeros(4, **OPTIONS), "unknown"),
     "a default device": (under_a_default_device, "unknown"),
