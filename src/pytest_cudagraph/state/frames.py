@@ -29,6 +29,8 @@ class DictFrame:
 
     def is_same(self) -> bool:
         now, held = self.container, self.held
+        if not held:  # most of a module's dicts: its hooks
+            return not dict.__len__(now)
         return _are_same(dict.keys(now), held.keys()) and _are_same(dict.values(now), held.values())
 
     def restore(self) -> None:
