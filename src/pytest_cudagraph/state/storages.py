@@ -49,7 +49,11 @@ SMALL_BYTES = 128 * 1024
 
 
 class SummedStorage:
-    """A storage that should not change, with the sum of each block of 4 KiB. It also holds the storage."""
+    """A storage that should not change, with sums of its words. It also holds the storage.
+
+    The sums are those of each block of 4 KiB, and of each place in a block over all blocks: so an exchange within a
+    block shows too.
+    """
 
     def __init__(self, storage: torch.UntypedStorage) -> None:
         self.storage = storage
@@ -59,13 +63,14 @@ class SummedStorage:
 
     @property
     def changed(self) -> bool:
-        """Whether the sum of any block differs now, or the storage was resized."""
+        """Whether a sum differs now, or the storage was resized."""
         return self.storage.nbytes() != self._bytes or not torch.equal(self._summed(), self._sums)
 
     def _summed(self) -> torch.Tensor:
         whole = self._words.numel() // _BLOCK_WORDS * _BLOCK_WORDS
-        blocks = self._words[:whole].view(-1, _BLOCK_WORDS).sum(1, dtype=torch.int64)
-        return torch.cat([blocks, self._words[whole:].sum(dtype=torch.int64)[None]])
+        blocks = self._words[:whole].view(-1, _BLOCK_WORDS)
+        sums = (blocks.sum(1, dtype=torch.int64), blocks.sum(0, dtype=torch.int64))
+        return torch.cat([*sums, self._words[whole:].to(torch.int64)])
 
 
 def is_addressable(tensor: torch.Tensor) -> bool:

@@ -66,6 +66,16 @@ def test_a_parameter_replaced_or_changed_by_the_test_since_is_no_alarm():
     assert isinstance(check_one(model, FakeGraph(model), torch.randn(2, WIDTH), constants=constants), Agreement)
 
 
+@pytest.mark.parametrize("places", [(0, 1), (0, 600), (-1, -2)], ids=["in one block", "in two", "at the end"])
+def test_two_exchanged_words_of_a_parameter_are_a_change(places):
+    model = nn.Linear(WIDTH + 2, WIDTH + 1, bias=False)  # no whole number of blocks
+    constants, words = Constants.take(model), model.weight.data.view(torch.int64).flatten()
+    first, second = places
+    assert constants.changed() == ()
+    words[first], words[second] = words[second].clone(), words[first].clone()
+    assert constants.changed() == ("weight",)
+
+
 class CachesInAParameter(nn.Module):
     def __init__(self):
         super().__init__()
