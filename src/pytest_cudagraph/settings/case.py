@@ -11,10 +11,9 @@ from pytest_cudagraph.foreign import value_text
 from pytest_cudagraph.settings.marks import DECODE_PARSERS, MARK_PARSERS, MarkSettings
 from pytest_cudagraph.settings.options import DeviceOption, Settings
 from pytest_cudagraph.settings.parsing import check_covered, name
-from pytest_cudagraph.values import MinSource
 
 if TYPE_CHECKING:
-    from pytest_cudagraph.values import CompileMode
+    from pytest_cudagraph.values import CompileMode, MinSource
 
 
 _PROMPT_LENGTHS = (16,)
@@ -36,7 +35,7 @@ class Case:
     rtol: float | None
     atol: float | None
     time_budget: float
-    min_source: MinSource = field(default_factory=MinSource)
+    min_source: MinSource
     prompt_lengths: tuple[int, ...] = ()
     output_lengths: tuple[int, ...] = ()
     exact: bool = False
@@ -133,6 +132,8 @@ def make_case(nodeid: str, call: CallSettings, mark: MarkSettings, settings: Set
 
 
 def _min_source(call: CallSettings, mark: MarkSettings) -> MinSource:
+    from pytest_cudagraph.values import MinSource  # every pytest run imports this module, and its values take 10 ms
+
     place: Literal["argument", "marker", "setting"] = "setting" if mark.min is None else "marker"
     if call.min_speedup is not None:
         place = "argument"
