@@ -98,7 +98,7 @@ def _named_inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[
                 yield f"{root}{path}", leaf
 
 
-class _Known(NamedTuple):
+class _KnownStorage(NamedTuple):
     """One storage after its last operation."""
 
     storage: weakref.ref[torch.UntypedStorage]
@@ -112,7 +112,7 @@ class Contents:
     """Checksums of all storages of one call. ``outside`` are its inputs and the model's tensors, by name."""
 
     def __init__(self, outside: Iterable[tuple[str, torch.Tensor]]) -> None:
-        self._known: dict[int | None, _Known] = {}
+        self._known: dict[int | None, _KnownStorage] = {}
         for name, tensor in outside:
             self._learn(tensor, name, isinstance(tensor, nn.Parameter))
 
@@ -157,14 +157,14 @@ class Contents:
         if storage.device.type != "cpu":  # a simulated tensor names the CPU, but its storage is on meta
             return
         reference = weakref.ref(storage, functools.partial(self._freed, key))
-        self._known[key] = _Known(reference, checksum(storage), name, is_parameter)
+        self._known[key] = _KnownStorage(reference, checksum(storage), name, is_parameter)
 
     def _freed(self, key: int, reference: object) -> None:
         # Another storage may get the key of a freed one.
         self._known.pop(key, None)
 
 
-def _is_changed(known: _Known) -> bool:
+def _is_changed(known: _KnownStorage) -> bool:
     storage = known.storage()
     return storage is not None and checksum(storage) != known.checksum
 
