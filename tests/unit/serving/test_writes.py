@@ -310,6 +310,15 @@ def test_an_option_of_another_type_is_refused_by_name(options, message):
         runner(lambda x: x + 1, torch.ones(2, 3), **options)
 
 
+@pytest.mark.parametrize("option", ["max_graphs", "strict"])
+def test_an_option_that_python_cannot_show_is_refused_too(option):
+    nested = []
+    for _ in range(10_000):
+        nested = [nested]
+    with pytest.raises(InputError, match=f"^{option} is "):
+        runner(lambda x: x + 1, torch.ones(2, 3), **{option: nested})
+
+
 def masks_by_address(x, mask):
     """As C code does that gets addresses: no operation of torch shows the read or the write."""
     y = x * 1
