@@ -155,7 +155,7 @@ def _save(
     if update == "never" or not collected.finished:
         return store.load() if saved is None else saved, record.Plan()
     passed = [each for each in reports if each.nodeid in collected.passed]
-    now, commit = datetime.now(timezone.utc).isoformat(timespec="seconds"), environment.commit(settings.rootdir) or {}
+    now, commit = _now(), environment.commit(settings.rootdir) or {}
     plan = record.Plan()
 
     def choose(entries: Mapping[Key, SavedBatch]) -> Sequence[SavedBatch]:
@@ -164,6 +164,10 @@ def _save(
         return plan.write
 
     return store.update(choose, commit_info=commit, continues=update != "all"), plan
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
 def _expected(saved: Mapping[Key, SavedBatch], collected: CollectedTests, root: Path) -> dict[Key, SavedBatch]:
@@ -237,7 +241,10 @@ def _write_document(
     device = next(iter(_devices(reports)), None)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        files.write_text(path, report.json_text(report.document(reports, device, settings, calls)))
+        found = report.document(
+            reports, device, settings, calls, date=_now(), commit=environment.commit(settings.rootdir)
+        )
+        files.write_text(path, report.json_text(found))
     except (OSError, ValueError) as error:
         # ValueError: a path with a null character.
         reason = getattr(error, "strerror", None) or error

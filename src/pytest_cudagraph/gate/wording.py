@@ -68,14 +68,10 @@ def is_quiet(timing: Timing) -> bool:
 
 
 def attainable_text(timing: Timing, min_speedup: float, kernels: int | None) -> str:
-    """``1.02x of at most 1.03x: compute-bound; 46 kernels take 116.5 µs by themselves``. Empty without a reading.
-
-    The limit is eager over the time of the kernels alone: the speedup if launches took no time.
-    """
-    if not timing.busy_ns:
+    """``1.02x of at most 1.03x: compute-bound; 46 kernels take 116.5 µs by themselves``. Empty without a reading."""
+    attainable = timing.attainable_ratio
+    if attainable is None or not timing.busy_ns:
         return ""
-    # A reading has a cost of its own. What was measured is attainable.
-    attainable = max(timing.eager.median_ns / timing.busy_ns, timing.speedup.estimate)
     found = f"{factor_text(timing.speedup.estimate)} of at most {factor_text(attainable)}"
     if attainable < min_speedup and is_quiet(timing):
         found += ": compute-bound"

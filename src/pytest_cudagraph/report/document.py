@@ -11,29 +11,23 @@ from typing import Any
 
 from pytest_cudagraph.baseline import normal_name
 from pytest_cudagraph.foreign import printable
+from pytest_cudagraph.report.document_timings import base_fields, baseline_fields, seconds, timing_fields
 from pytest_cudagraph.report.generations import generation_document, generation_properties
-from pytest_cudagraph.report.table import UNTIMED, Row
-from pytest_cudagraph.units import to_ns, to_seconds
+from pytest_cudagraph.report.table import UNTIMED
+from pytest_cudagraph.units import to_seconds
 from pytest_cudagraph.values import (
     Agreement,
-    BaseComparison,
     BatchReport,
     DeviceInfo,
     Finding,
     GraphReport,
     Interval,
     Judgement,
-    Latency,
-    NoBaseline,
-    SavedBatch,
     Timing,
     Verdict,
 )
 
 SCHEMA = 1
-
-_PICOSECOND_DIGITS = 12
-"""Seconds are rounded to picoseconds: below any clock, and 0.000112 stays 0.000112 in the file."""
 
 
 def document(
@@ -41,10 +35,18 @@ def document(
     device: DeviceInfo | None,
     settings: Any,
     calls: Iterable[Mapping[str, Any]] = (),
+    *,
+    date: str | None = None,
+    commit: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Everything of a run, also of its failing tests; ``settings`` is a mapping or a dataclass."""
+    """Everything of a run, also of its failing tests; ``settings`` is a mapping or a dataclass.
+
+    ``date`` is an ISO date and time, ``commit`` the facts of :func:`pytest_cudagraph.environment.commit`.
+    """
     return {
         "schema": SCHEMA,
+        "date": date,
+        "commit": None if commit is None else dict(commit),
         "device": None if device is None else asdict(device),
         "settings": _jsonable(asdict(settings) if _is_instance(settings) else settings),
         "tests": [_test(report) for report in reports],
@@ -84,78 +86,18 @@ def _bounds(speedup: Interval) -> list[tuple[str, float]]:
     return [("", speedup.estimate), ("_low", speedup.low), ("_high", speedup.high)]
 
 
-def rows_of_document(found: Mapping[str, Any]) -> list[Row]:
-    """The table's rows from a document. Raises :class:`ValueError` for what is not one of schema 1."""
-    if not isinstance(found, dict) or found.get("schema") != SCHEMA:
-        raise ValueError(f"not a document of schema {SCHEMA} as --cudagraph-json writes it")
-    try:
-        return [row for test in found["tests"] for row in _rows(test)]
-    except (KeyError, TypeError, AttributeError) as exc:
-        raise ValueError(f"damaged: {exc!r}") from exc
-
-
-def _rows(test: Mapping[str, Any]) -> list[Row]:
-    if not test["batches"]:
-        # Documents of earlier versions have no judgements, here and below.
-        reasons = [each["reason"] for each in test.get("judgements", ()) if each["verdict"] == test["verdict"]]
-        errors = [finding["message"] for finding in test["findings"] if finding["level"] == "error"]
-        note = next(iter([*reasons, *errors]), "")
-        return [Row(test=test["name"], batch_size=None, word=test["verdict"].replace("-", " "), note=note)]
-    return [_row(test["name"], batch) for batch in test["batches"]]
-
-
-def _row(name: str, batch: Mapping[str, Any]) -> Row:
-    verdict = batch["verdict"].replace("-", " ")
-    untimed = batch["verdict"] in [verdict.value for verdict in UNTIMED]
-    return Row(
-        test=name,
-        batch_size=int(batch["batch_size"]),
-        # Documents of earlier versions have no word.
-        word=batch.get("word", verdict),
-        eager_ns=_median_ns(batch["eager"]),
-        compiled_ns=_median_ns(batch["compiled"]),
-        replay_ns=_median_ns(batch["replay"]),
-        speedup=_interval(batch["speedup"]),
-        min_speedup=None if batch["min_speedup"] is None else float(batch["min_speedup"]),
-        note=(batch["reason"] or "") if untimed else _kernels_note(batch),
-    )
-
-
-def _kernels_note(batch: Mapping[str, Any]) -> str:
-    """How the graph changed. Empty if it did not."""
-    if batch["baseline"] is None or batch["baseline"]["kernels"] == batch["kernels"]:
-        return ""
-    return next((each["reason"] for each in batch.get("judgements", ()) if each["gate"] == "structure"), "")
-
-
-def _median_ns(latency: Mapping[str, Any] | None) -> float | None:
-    return None if latency is None or latency["median"] is None else to_ns(float(latency["median"]))
-
-
-def _interval(speedup: Mapping[str, Any] | None) -> Interval | None:
-    if speedup is None or speedup["estimate"] is None:
-        return None
-    # A bound is null if there were too few blocks for it.
-    low, high = speedup["low"], speedup["high"]
-    return Interval(
-        estimate=float(speedup["estimate"]),
-        low=0.0 if low is None else float(low),
-        high=math.inf if high is None else float(high),
-    )
-
-
 def _test(report: GraphReport) -> dict[str, Any]:
     return {
         "nodeid": report.nodeid,
         "name": report.name,
         "verdict": report.verdict.value,
         "compile_mode": report.compile_mode,
-        "compile_seconds": None if report.compile_ns is None else _seconds(report.compile_ns),
+        "compile_seconds": None if report.compile_ns is None else seconds(report.compile_ns),
         "findings": [_finding(finding) for finding in report.findings],
         "judgements": [_judgement(judgement) for judgement in report.judgements],
         "not_judged": list(report.not_judged),
         "notes": list(report.notes),
-        "batches": [_batch(batch) for batch in report.batches],
+        "batches": [_batch(batch, report.device) for batch in report.batches],
     }
 
 
@@ -166,8 +108,10 @@ def _finding(finding: Finding) -> dict[str, Any]:
         "level": finding.level,
         "file": finding.site.file if finding.site else None,
         "line": finding.site.line if finding.site else None,
+        "function": finding.site.function if finding.site else None,
         "called_from": {"file": caller.file, "line": caller.line} if caller else None,
         "message": finding.message,
+        "evidence": finding.evidence,
         "fix": finding.fix,
     }
 
@@ -183,7 +127,7 @@ def _judgement(judgement: Judgement) -> dict[str, Any]:
     }
 
 
-def _batch(batch: BatchReport) -> dict[str, Any]:
+def _batch(batch: BatchReport, device: DeviceInfo | None) -> dict[str, Any]:
     timing, receipt = _timing(batch), batch.receipt
     return {
         "batch_size": batch.batch_size,
@@ -192,24 +136,18 @@ def _batch(batch: BatchReport) -> dict[str, Any]:
         "reason": batch.worst.reason if batch.worst else None,
         "judgements": [_judgement(judgement) for judgement in batch.judgements],
         "min_speedup": batch.min_speedup,
-        "speedup": _speedup(timing.speedup) if timing else None,
-        "eager": _latency(timing.eager) if timing else None,
-        "compiled": _latency(timing.compiled) if timing and timing.compiled else None,
-        "replay": _latency(timing.replay) if timing else None,
-        "reference": _latency(timing.reference) if timing and timing.reference else None,
+        **timing_fields(timing),
         "kernels": receipt.kernels if receipt else None,
-        "capture_seconds": _seconds(receipt.capture_ns) if receipt else None,
+        "capture_seconds": seconds(receipt.capture_ns) if receipt else None,
         "memory_bytes": receipt.memory_bytes if receipt else None,
         "receipt": _receipt(batch),
         "check": _check(batch.agreement) if batch.agreement else None,
-        "baseline": _baseline(batch.baseline),
-        "base": _base(batch.base),
+        "comparison": batch.comparison,
+        "baseline": baseline_fields(batch.baseline, timing, device),
+        "base": base_fields(batch.base),
         "generation": generation_document(batch.generation),
         "prefill": None if batch.prefill is None else asdict(batch.prefill),
         "lookup": None if batch.lookup is None else asdict(batch.lookup),
-        "measure_seconds": _seconds(timing.measure_ns) if timing else None,
-        "blocks": timing.blocks if timing else None,
-        "seed": timing.seed if timing else None,
     }
 
 
@@ -240,47 +178,6 @@ def _check(found: Agreement) -> dict[str, Any]:
 
 def _timing(batch: BatchReport) -> Timing | None:
     return None if batch.verdict in UNTIMED else batch.timing
-
-
-def _baseline(saved: SavedBatch | NoBaseline | None) -> dict[str, Any] | None:
-    if not isinstance(saved, SavedBatch):
-        return None
-    return {
-        "speedup": _speedup(saved.speedup),
-        "eager": _latency(saved.eager),
-        "compiled": _latency(saved.compiled) if saved.compiled else None,
-        "replay": _latency(saved.replay),
-        "kernels": saved.kernels,
-        "saved_at": saved.saved_at,
-    }
-
-
-def _base(found: BaseComparison | None) -> dict[str, Any] | None:
-    """Each process's lower quartile, in the order of the pairs. Empty if a side has none."""
-    if found is None:
-        return None
-    return {
-        "revision": found.revision,
-        "missing": found.missing or None,
-        "base_replay": [_seconds(each) for each in found.base_replay_ns],
-        "head_replay": [_seconds(each) for each in found.head_replay_ns],
-    }
-
-
-def _latency(latency: Latency) -> dict[str, Any]:
-    return {
-        "median": _seconds(latency.median_ns),
-        "q25": _seconds(latency.q25_ns),
-        "samples": latency.samples,
-    }
-
-
-def _speedup(speedup: Interval) -> dict[str, float | None]:
-    return {key: value if math.isfinite(value) else None for key, value in asdict(speedup).items()}
-
-
-def _seconds(nanoseconds: float) -> float | None:
-    return round(to_seconds(nanoseconds), _PICOSECOND_DIGITS) if math.isfinite(nanoseconds) else None
 
 
 def _is_instance(value: Any) -> bool:

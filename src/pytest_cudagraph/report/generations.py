@@ -7,8 +7,9 @@ from dataclasses import asdict
 from typing import Any
 
 from pytest_cudagraph.report.columns import Column, grid
+from pytest_cudagraph.report.document_timings import latency_fields, seconds
 from pytest_cudagraph.units import bytes_text, latency_text, to_seconds
-from pytest_cudagraph.values import BatchReport, Generation, GenerationTimes, GraphReport, Latency, TokenAgreement
+from pytest_cudagraph.values import BatchReport, Generation, GenerationTimes, GraphReport, TokenAgreement
 
 Cells = Callable[[BatchReport], "list[str] | None"]
 """The cells of a batch, without the test's name. None where the table is not about it."""
@@ -94,18 +95,10 @@ def generation_document(found: Generation | None) -> dict[str, Any] | None:
 def _times(times: GenerationTimes) -> dict[str, Any]:
     return {
         "generations": times.generations,
-        "ttft": _latency(times.ttft),
-        "itl": _latency(times.itl) | {"p99": to_seconds(times.itl_p99_ns)},
-        "tpot": to_seconds(times.tpot_ns),
+        "ttft": latency_fields(times.ttft),
+        "itl": {**(latency_fields(times.itl) or {}), "p99": seconds(times.itl_p99_ns)},
+        "tpot": seconds(times.tpot_ns),
         "tokens_per_second": times.tokens_per_second,
-    }
-
-
-def _latency(latency: Latency) -> dict[str, Any]:
-    return {
-        "median": to_seconds(latency.median_ns),
-        "q25": to_seconds(latency.q25_ns),
-        "samples": latency.samples,
     }
 
 

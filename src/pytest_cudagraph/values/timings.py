@@ -137,3 +137,11 @@ class Timing:
     """The evidence state, if a judged measurement is still open."""
     busy_ns: float | None = None
     """The time of the kernels of one replay alone. None without a reading."""
+
+    @property
+    def attainable_ratio(self) -> float | None:
+        """The speedup if launches took no time: eager over the time of the kernels alone. None without a reading."""
+        if not self.busy_ns:
+            return None
+        # A reading has a cost of its own. What was measured is attainable.
+        return max(self.eager.median_ns / self.busy_ns, self.speedup.estimate)

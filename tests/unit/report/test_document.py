@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import statistics
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 
 import pytest
-from tests.facts import CPU, H200, batch, generation, judgement, report, saved, timing
+from tests.facts import CPU, H200, batch, generation, judgement, latency, report, saved, sessions, timing
 
 from pytest_cudagraph.report import document, json_text, properties, render, rows_of, rows_of_document
 from pytest_cudagraph.values import Finding, Interval, NoBaseline, Receipt, Site, Verdict
@@ -50,18 +51,19 @@ def test_the_document_reads_as_reviewed(golden):
 def test_the_document_has_just_the_fields_of_its_schema():
     found = document([story()], H200, SETTINGS)
 
-    assert set(found) == {"schema", "device", "settings", "tests", "calls"}
+    assert set(found) == {"schema", "date", "commit", "device", "settings", "tests", "calls"}
     (test,) = found["tests"]
     assert set(test) == set(
         "nodeid name verdict compile_mode compile_seconds findings judgements not_judged notes batches".split()
     )
-    assert set(test["findings"][0]) == {"id", "level", "file", "line", "called_from", "message", "fix"}
+    assert set(test["findings"][0]) == set("id level file line function called_from message evidence fix".split())
     fields = (
-        "batch_size verdict word reason judgements min_speedup speedup eager compiled replay reference kernels "
-        "capture_seconds memory_bytes receipt check baseline base generation prefill lookup measure_seconds blocks seed"
+        "batch_size verdict word reason judgements min_speedup speedup attainable_speedup eager compiled replay "
+        "device_replay reference decision noise_ratio detectable_ratio blocks discarded disturbance measure_seconds "
+        "seed kernels capture_seconds memory_bytes receipt check comparison baseline base generation prefill lookup"
     )
     assert all(set(each) == set(fields.split()) for each in test["batches"])
-    assert set(test["batches"][0]["eager"]) == {"median", "q25", "samples"}
+    assert set(test["batches"][0]["eager"]) == {"minimum", "q25", "median", "q75", "q90", "samples"}
     assert set(test["batches"][0]["speedup"]) == {"estimate", "low", "high"}
 
 
@@ -69,28 +71,48 @@ def test_timings_of_wrong_results_are_null():
     wrong = document([story()], H200, {})["tests"][0]["batches"][2]
 
     assert wrong["verdict"] == "wrong"
-    assert {key for key, value in wrong.items() if value is None} == {
-        "speedup",
-        "eager",
-        "compiled",
-        "replay",
-        "reference",
-        "baseline",
-        "base",
-        "generation",
-        "prefill",
-        "lookup",
-        "measure_seconds",
-        "blocks",
-        "seed",
-    }
+    empty = (
+        "speedup attainable_speedup eager compiled replay device_replay reference decision noise_ratio "
+        "detectable_ratio blocks discarded disturbance measure_seconds seed baseline base generation prefill lookup"
+    )
+    assert {key for key, value in wrong.items() if value is None} == set(empty.split())
 
 
 def test_times_are_seconds_and_memory_is_bytes():
     first = document([story()], H200, {})["tests"][0]["batches"][0]
 
-    assert first["eager"] == {"median": 0.00012, "q25": 0.0001188, "samples": 200}
+    eager = {"minimum": 0.0001164, "q25": 0.0001188, "median": 0.00012, "q75": 0.0001224, "q90": 0.000132}
+    assert first["eager"] == eager | {"samples": 200}
     assert (first["capture_seconds"], first["measure_seconds"], first["memory_bytes"]) == (0.012, 0.9, 4096)
+
+
+def test_a_baseline_says_where_a_session_of_unchanged_code_would_lie():
+    quiet = replace(saved(), sessions=sessions(60.0, 60.6, 59.4, 60.3, 59.7, reference_us=100.0))
+    slower_machine = replace(timing(), replay=latency(66.0), reference=latency(110.0))
+    found = document([report(NAME, batch(8, baseline=quiet, timing=slower_machine))], H200, {})
+    entry = found["tests"][0]["batches"][0]["baseline"]
+
+    assert [each["median"] for each in entry["sessions"]] == [6e-05, 6.06e-05, 5.94e-05, 6.03e-05, 5.97e-05]
+    assert entry["sessions"][0].keys() == set("date commit software q25 median reference_q25 reference_median".split())
+    unchanged = entry["unchanged"]
+    assert (unchanged["statistic"], unchanged["divided"]) == ("median", True)
+    # The centre is the sessions' level on the machine as it is now.
+    assert math.sqrt(unchanged["low"] * unchanged["high"]) == pytest.approx(66e-6, rel=1e-4)
+    # 1 % between five sessions, t = 2.132, and 0.3 of the reference's change.
+    spread = statistics.stdev(math.log(each["median"]) for each in entry["sessions"])
+    margin_log = 2.132 * spread * math.sqrt(1.2) + 0.3 * math.log(1.1)
+    assert math.log(unchanged["high"] / 66e-6) == pytest.approx(margin_log, rel=1e-3)
+
+
+def test_without_the_same_hardware_nothing_is_said_of_unchanged_code():
+    found = document([report(NAME, batch(8, baseline=saved(device=CPU)))], H200, {})
+    assert found["tests"][0]["batches"][0]["baseline"]["unchanged"] is None
+
+
+def test_the_time_and_the_commit_of_a_run_are_told():
+    commit = {"id": "1a2b3c4" * 5, "dirty": True}
+    found = document([], H200, {}, date="2026-11-22T10:00:00+00:00", commit=commit)
+    assert (found["date"], found["commit"]) == ("2026-11-22T10:00:00+00:00", commit)
 
 
 def test_the_receipt_tells_of_a_graph_its_launches_and_why_there_were_none():
