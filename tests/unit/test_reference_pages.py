@@ -1,15 +1,18 @@
-"""``docs/reports.md`` and ``docs/command.md`` leave nothing out: every field and every option stands there."""
+"""The reference leaves nothing out: every field, every option and every public name stands there."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
 import json
+import pkgutil
+import re
 from pathlib import Path
 
 import pytest
 
-from pytest_cudagraph import values
+import pytest_cudagraph
+from pytest_cudagraph import errors, values
 from pytest_cudagraph.cli import make_parser
 
 ROOT = Path(__file__).parents[2]
@@ -56,6 +59,15 @@ def test_every_verdict_is_named():
 
 def test_every_command_and_option_is_described():
     assert {word for word in _words(make_parser()) if word not in COMMAND} == set()
+
+
+def test_every_public_name_is_on_the_page_of_the_library_or_of_errors():
+    library = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    named = re.findall(r"^::: (pytest_cudagraph\..*)$", library, re.M)
+
+    assert [pkgutil.resolve_name(name) for name in named]
+    public = {name for name in pytest_cudagraph.__all__ if not hasattr(errors, name)}
+    assert {name.rpartition(".")[2] for name in named} == public
 
 
 def _keys(found):
