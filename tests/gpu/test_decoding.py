@@ -5,16 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 from examples.small_decoder import SmallDecoder
+from tests.decoding_faults import FAULTS, TOLERANCE
 
 from pytest_cudagraph import DecodeEngine, gate
-from pytest_cudagraph.check.compare import Tolerance
 from pytest_cudagraph.generation import PrefillRequest
 from pytest_cudagraph.generation.agreement import compare_logits, compare_with_eager
 from pytest_cudagraph.generation.lookup import LookupRequest, LookupRun
 from pytest_cudagraph.generation.prefill import compare_prefill
-
-TOLERANCE = Tolerance(rtol=1e-3, atol=1e-3)
-"""A GPU may sum products of float32 in TF32."""
 
 
 @pytest.fixture
@@ -52,3 +49,10 @@ def test_chunks_leave_what_one_call_leaves(decoder):
     found = compare_prefill(decoder, request, TOLERANCE)
     assert not gate.judge_chunks(found).verdict.fails
     assert found.bytes_ratio < 1
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_found_by_its_own_gate_and_no_other(name):
+    expected, found = FAULTS[name].missed, FAULTS[name].found("cuda")
+    assert found.keys() == expected.keys(), found
+    assert all(text in found[gate] for gate, text in expected.items()), found

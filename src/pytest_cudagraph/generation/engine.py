@@ -15,6 +15,7 @@ from pytest_cudagraph.backends.buffers import describe
 from pytest_cudagraph.errors import InputError
 from pytest_cudagraph.generation.decoder import Decoder, check_decoder
 from pytest_cudagraph.protocols import Backend, CapturedGraph
+from pytest_cudagraph.serving.model_watch import ModelWatch
 from pytest_cudagraph.values import GenerationReceipt, Receipt
 
 
@@ -69,6 +70,7 @@ class DecodeEngine:
         self.decoder, self._backend = decoder, backend or _backend_of(decoder)
         self._graphs: dict[tuple[int, int], CapturedGraph] = {}
         self._pool = self._backend.pool()
+        self._watch: ModelWatch | None = None
         for size in sorted(batch_sizes, reverse=True):
             facts = check_decoder(decoder, self._backend, size)
             self.vocabulary, self.dtype = facts.vocabulary, facts.dtype
@@ -84,6 +86,7 @@ class DecodeEngine:
         """Capture calls of ``width`` tokens: 1 is a decode step. The decoder is reset."""
         if width > self.decoder.length:
             raise InputError(f"the decoder holds {self.decoder.length} tokens; found a call of {width}")
+        self._check_unchanged()
         call = functools.partial(call_decoder, self.decoder)
         with self._backend.running():
             self.decoder.reset()
@@ -91,6 +94,7 @@ class DecodeEngine:
             graph = self._pool.capture(call, (tokens,), {}, batch_size=batch_size, rewind=self.decoder.reset)
             self.decoder.reset()
         self._graphs[batch_size, width] = graph
+        self._watch = ModelWatch(self.decoder)
         return graph.receipt
 
     def has_graph(self, batch_size: int, width: int) -> bool:
@@ -106,11 +110,23 @@ class DecodeEngine:
         return min((size for size, width in self._graphs if width == 1 and size >= rows), default=rows)
 
     def prefill(self, prompts: torch.Tensor, chunk: int | None = None) -> Step:
-        """Reset the decoder and append prompts (rows, n), ``chunk`` tokens per call. Return the last call's result."""
+        """Reset the decoder and append prompts (rows, n), ``chunk`` tokens per call. Return the last call's result.
+
+        Raises :class:`~pytest_cudagraph.errors.InputError` if weights or buffers were replaced after a capture.
+        """
         self.decoder.reset()
+        self._check_unchanged()
         for part in parts(prompts, chunk):
             step = call_decoder(self.decoder, part)
         return step
+
+    def _check_unchanged(self) -> None:
+        """Once per generation. What a step replaces in Python is replaced in eager steps only, and shows in tokens."""
+        if self._watch is not None and self._watch.has_changed():
+            raise InputError(
+                f"the decoder changed after its capture: {', '.join(self._watch.changes())}; graphs read the memory of "
+                "their capture: write values in place (copy_()), or make a new engine"
+            )
 
     def step(self, tokens: torch.Tensor) -> Step:
         """Append tokens (rows, width) by their graph. The next replay overwrites the result. Eager without a graph."""

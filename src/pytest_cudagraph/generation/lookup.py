@@ -141,6 +141,10 @@ def run_lookup(
     """Generate with prompt lookup, compare with greedy generation, and judge the tokens per step."""
     rows, count = prompts.shape[0], case.output_lengths[0]
     engine.check_prompts(prompts, count)
+    if request.k + 1 > engine.decoder.length:
+        raise InputError(
+            f"k = {request.k} needs calls of {request.k + 1} tokens; the decoder holds {engine.decoder.length}"
+        )
     size = engine.rows_of_graph(rows)
     if not engine.has_graph(size, request.k + 1):
         engine.capture(size, request.k + 1)

@@ -93,78 +93,21 @@ def test_a_model_of_transformers_generates_as_its_own_generate_does(family, sett
             assert found.receipt.replays == 19
 
 
-class Grows(SmallDecoder):
-    def forward(self, tokens):
-        self.seen = torch.cat((getattr(self, "seen", tokens[:, :0]), tokens), 1)
-        return super().forward(tokens)
-
-
-class ReplacesItsCache(SmallDecoder):
-    def reset(self):
-        super().reset()
-        for layer in self.layers:
-            layer.keys = torch.zeros_like(layer.keys)
-
-
-class RewindsTooLittle(SmallDecoder):
-    def rewind(self, count):
-        super().rewind(count - 1)
-
-
-class DoesNotReset(SmallDecoder):
-    def reset(self):
-        self.position.clamp_(max=1)
-
-
-class OneRowOnly(SmallDecoder):
-    def forward(self, tokens):
-        return super().forward(tokens)[:1]
-
-
-class GivesTokens(SmallDecoder):
-    def forward(self, tokens):
-        return super().forward(tokens).argmax(-1)
-
-
-class Short(SmallDecoder):
-    def __init__(self):
-        super().__init__(length=3)
-
-
 @pytest.mark.parametrize(
     ("decoder", "message"),
     [
-        (Grows, r"a call replaced seen: write into the same tensors"),
-        (ReplacesItsCache, r"reset\(\) replaced layers.0.keys and 1 more: write into"),
-        (RewindsTooLittle, r"after rewind\(1\) the same token must give the same logits; found others: the largest"),
-        (DoesNotReset, r"after reset\(\) the same tokens must give the same logits; found others"),
-        (OneRowOnly, r"for 2 x 2 tokens .* \(2, 1 to 2, vocabulary\); found float32 \(1, 2, 96\) on cpu"),
-        (GivesTokens, r"for 2 x 2 tokens .*; found int64 \(2, 2\) on cpu"),
-        (Short, r"length is a whole number of at least 4 tokens; found 3"),
-        (lambda: SmallDecoder, r"found the class SmallDecoder: make an object of it"),
-        (lambda: torch.nn.Linear(2, 2), r"found Linear, which lacks reset, rewind"),
+        (SmallDecoder, "found the class SmallDecoder: make an object of it"),
+        (torch.nn.Linear(2, 2), "found Linear, which lacks reset, rewind"),
     ],
 )
-def test_a_decoder_that_does_not_keep_its_interface_is_one_clear_error(decoder, message):
-    torch.manual_seed(0)
+def test_what_is_no_decoder_is_one_clear_error(decoder, message):
     with pytest.raises(InputError, match=message):
-        check_decoder(decoder(), CPU, 2)
+        check_decoder(decoder, CPU, 2)
 
 
-@pytest.mark.parametrize(
-    ("found", "message"),
-    [
-        (prompts(1, 60), "holds 64 tokens; a prompt of 60 and 6 new ones need 65: a longer cache"),
-        (prompts(1, 0), r"with at least one of each; found int64 \(1, 0\) on cpu"),
-        (prompts(1, 4).int(), r"prompts are int64 token ids \(rows, n\) on cpu.*; found int32 \(1, 4\)"),
-        (prompts(1, 4)[0], r"found int64 \(4,\) on cpu"),
-        ([[1, 2]], r"found \[\[1, 2\]\]"),
-        (prompts(1, 4) + 90, "token ids are 0 to 95; found"),
-    ],
-)
-def test_prompts_that_the_decoder_cannot_continue_are_one_clear_error(decoder, found, message):
-    with DecodeEngine(decoder, [1]) as engine, pytest.raises(InputError, match=message):
-        engine.generate(found, 6)
+def test_prompts_that_are_no_tensor_are_one_clear_error(decoder):
+    with DecodeEngine(decoder, [1]) as engine, pytest.raises(InputError, match=r"found \[\[1, 2\]\]"):
+        engine.generate([[1, 2]], 6)
 
 
 def test_a_call_as_long_as_the_cache_is_captured_and_a_longer_one_is_refused(decoder):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from examples.small_decoder import SmallDecoder
+from tests.decoding_faults import Counts
 from tests.facts import lookup
 
 from pytest_cudagraph import gate
@@ -13,7 +14,7 @@ from pytest_cudagraph.errors import InputError
 from pytest_cudagraph.generation import DecodeEngine, LookupRequest
 from pytest_cudagraph.generation.agreement import compare_logits
 from pytest_cudagraph.generation.lookup import LookupRun, propose
-from pytest_cudagraph.values import TokenAgreement, TokenDifference
+from pytest_cudagraph.values import TokenAgreement
 
 REQUEST = LookupRequest(k=3, ngram=(2, 4), min_tokens_per_step=None)
 TOLERANCE = Tolerance(atol=1e-4)
@@ -34,15 +35,13 @@ def test_a_proposal_follows_the_last_earlier_occurrence_of_the_longest_suffix(to
     assert propose(tokens, REQUEST) == expected
 
 
-def run(prompts, count, *, k=3, decoder=None, rewinds=True):
+def run(prompts, count, *, k=3, decoder=None):
     torch.manual_seed(0)
     decoder = decoder or SmallDecoder().eval()
     rows = prompts.shape[0]
     with DecodeEngine(decoder, [rows]) as engine, torch.inference_mode():
         engine.capture(rows, k + 1)
         eager = engine.generate(prompts, count, graphs=False, keep_logits=True)
-        if not rewinds:
-            decoder.rewind = lambda count: None
         request = LookupRequest(k=k, ngram=(1, 4), min_tokens_per_step=None)
         found = LookupRun(engine=engine, request=request, prompts=prompts, expected=eager.tokens, rows=rows)
         return found, compare_logits(eager, generated := found.run(), TOLERANCE), generated
@@ -63,12 +62,6 @@ def test_every_token_is_greedys_and_every_call_a_replay(rows, k):
 
 
 def test_accepted_tokens_save_calls():
-    class Counts(SmallDecoder):
-        """Its next token is the last one plus 1, modulo 4: a text that repeats."""
-
-        def forward(self, tokens):
-            return torch.nn.functional.one_hot((tokens + 1) % 4, 96) + 0.0 * super().forward(tokens)
-
     found, tokens, _ = run(repetitive(1, 12), 25, decoder=Counts().eval())
     assert isinstance(tokens, TokenAgreement)
     assert len(found.calls) == 24 // 4
@@ -80,17 +73,6 @@ def test_at_the_end_of_the_cache_steps_take_one_token_again():
     assert isinstance(tokens, TokenAgreement)
     assert found.calls[-1].drafted == 0
     assert generated.receipt.replays == len(found.calls)
-
-
-def test_tokens_that_are_not_rewound_are_found_by_their_logits_and_by_no_other_gate():
-    _, tokens, generated = run(repetitive(1, 12), 24, decoder=SmallDecoder(length=256).eval(), rewinds=False)
-    assert isinstance(tokens, TokenDifference)
-    assert not gate.judge_steps(generated.receipt).verdict.fails
-
-
-def test_a_decoder_that_gives_the_last_logits_only_is_refused_with_the_remedy():
-    with pytest.raises(InputError, match=r"of all 4 tokens of a call; the decoder gives 1: static_decoder\(..., "):
-        run(repetitive(1, 12), 24, decoder=SmallDecoder(last_only=True).eval())
 
 
 @pytest.mark.parametrize(

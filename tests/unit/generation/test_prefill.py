@@ -12,7 +12,7 @@ from tests import facts
 from pytest_cudagraph import gate
 from pytest_cudagraph.check.compare import Tolerance
 from pytest_cudagraph.errors import InputError
-from pytest_cudagraph.generation import PrefillRequest, compare_prefill, prefill
+from pytest_cudagraph.generation import PrefillRequest, compare_prefill
 from pytest_cudagraph.generation.memory import PeakBytes
 
 LLAMA_8B = {"vocabulary": 128256, "hidden": 4096, "heads": 32, "kv_heads": 8, "inner": 14336}
@@ -70,16 +70,6 @@ def test_a_chunk_of_2048_takes_a_tenth_of_the_activations_of_32768_tokens_for_a_
     found = compare_prefill(decoder, request_for(32768, 2048), Tolerance())
     assert verdicts(found, 0.10) == set()
     assert verdicts(found, 0.05) == {"bytes"}
-
-
-def test_chunks_that_overlap_are_found_by_their_values_and_by_no_other_gate(monkeypatch):
-    def overlapping(tokens, chunk):
-        step = tokens.shape[1] if chunk is None else chunk
-        return [tokens[:, max(start - 2, 0) : start + step] for start in range(0, tokens.shape[1], step)]
-
-    monkeypatch.setattr(prefill, "parts", overlapping)
-    found = compare_prefill(SmallDecoder(last_only=True).eval(), request_for(32, 16), Tolerance())
-    assert verdicts(found, 1.0) == {"tokens"}
 
 
 def test_a_model_of_transformers_is_counted_on_meta():
