@@ -56,13 +56,13 @@ def folder(workplace):
 
 
 @pytest.mark.parametrize(
-    "command", [[], ["baseline"], ["baseline", "prune"], ["compare"], ["explain"], ["report"], ["doctor"]]
+    "command", [[], ["baseline"], ["baseline", "prune"], ["compare"], ["check"], ["explain"], ["report"], ["doctor"]]
 )
 def test_every_help_ends_with_the_exit_codes(said, command):
     code, out, _ = said(*command, "--help")
     told = (
-        "exit codes: 0 success; 1 a regression (compare), or a machine unfit to judge speed (doctor); "
-        "2 an entry could not be judged (compare --strict); 4 a usage error, such as an unreadable file"
+        "exit codes: 0 success; 1 a regression (compare), a failed model (check), or a machine unfit to judge speed "
+        "(doctor); 2 an entry could not be judged (compare --strict); 4 a usage error, such as an unreadable file"
     )
     assert (code, " ".join(out.split()).endswith(told)) == (0, True)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from pytest_cudagraph import files, report
-from pytest_cudagraph.cli import baselines, doctor
+from pytest_cudagraph.cli import baselines, doctor, first_test
 from pytest_cudagraph.cli.output import USAGE, CommandOutput
 from pytest_cudagraph.errors import CudagraphError
 from pytest_cudagraph.foreign import printable, printable_lines
@@ -81,8 +81,8 @@ def _folder() -> Traversable:
 
 
 _EXIT_CODES = (
-    "exit codes: 0 success; 1 a regression (compare), or a machine unfit to judge speed (doctor); "
-    "2 an entry could not be judged (compare --strict); 4 a usage error, such as an unreadable file"
+    "exit codes: 0 success; 1 a regression (compare), a failed model (check), or a machine unfit to judge speed "
+    "(doctor); 2 an entry could not be judged (compare --strict); 4 a usage error, such as an unreadable file"
 )
 
 
@@ -125,6 +125,7 @@ def make_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     baselines.add_commands(commands.add_parser("baseline", help="list, show and prune baseline files"))
     baselines.add_compare(commands.add_parser("compare", help="compare two baseline files"))
+    first_test.add_command(commands.add_parser("check", help="test a model without writing a test"))
     _add_explain(commands.add_parser("explain", help="explain a hazard and its fix"))
     command = commands.add_parser("report", help="show the table of a --cudagraph-json document")
     command.add_argument("file", type=Path, metavar="FILE.json")
