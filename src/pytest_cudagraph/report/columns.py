@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -61,3 +62,15 @@ def _line(columns: Sequence[Column], row: Sequence[str], widths: Sequence[int]) 
         for column, cell, width in zip(columns, cells, widths, strict=True)
     ]
     return _GAP.join(padded).rstrip()
+
+
+def wrapped(text: str, width: int, *, indent: str = "", names: bool = False) -> list[str]:
+    """Lines of at most ``width`` columns. With ``names`` a longer node id is not split."""
+    return textwrap.wrap(
+        printable(text),
+        width=width,
+        initial_indent=indent,
+        subsequent_indent=indent + "  ",
+        break_on_hyphens=False,
+        break_long_words=not names,
+    )

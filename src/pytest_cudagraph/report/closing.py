@@ -1,0 +1,107 @@
+"""The lines below the table: counts, what was not decided or not judged, and what was written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from pytest_cudagraph.report.columns import MAX_WIDTH, wrapped
+from pytest_cudagraph.units import plural
+from pytest_cudagraph.values import Agreement, GraphReport, Verdict
+
+_LISTED = 5
+"""Lines of one kind below the table. The rest is only counted."""
+
+_ACCEPTED = 50
+"""The same for entries that an update replaces, because they may hide a slowdown."""
+
+
+def closing(
+    reports: Sequence[GraphReport],
+    counts: Mapping[str, int],
+    *,
+    wrote: tuple[int, str] | None = None,
+    refused: Sequence[tuple[str, int, str]] = (),
+    replaced: Sequence[tuple[str, int, str]] = (),
+    stale: Sequence[tuple[str, int]] = (),
+) -> list[str]:
+    """The lines below the table: counts, what was not decided and why, what was written.
+
+    ``wrote`` is the number of entries and the file, ``refused`` the entries that may not be written (name, batch size,
+    reason), ``replaced`` the entries that were replaced (name, batch size, change), ``stale`` the entries without a
+    test.
+    """
+    lines = [", ".join(f"{count} {word}" for word, count in counts.items() if count) or "nothing measured"]
+    lines += _undecided(reports)
+    lines += _listed("faster", list(_faster(reports)))
+    lines += _listed("warning", list(_by_sizes(reports, lambda agreement: agreement.warnings)))
+    lines += _listed("note", list(_notes(reports)))
+    lines += _listed("stale", [f"{name}, batch {batch_size}" for name, batch_size in stale])
+    lines += _listed("not written", [_of_batch(each) for each in refused])
+    lines += _listed("accepted", [_of_batch(each) for each in replaced], most=_ACCEPTED)
+    if wrote is not None:
+        count, path = wrote
+        lines.append(f"wrote {count} {'entry' if count == 1 else 'entries'} to {path}")
+    return lines
+
+
+def _of_batch(found: tuple[str, int, str]) -> str:
+    name, batch_size, text = found
+    return f"{name}, batch {batch_size}: {text}"
+
+
+def _faster(reports: Sequence[GraphReport]) -> Iterator[str]:
+    """Gains, to be saved: the gate protects only what is saved."""
+    for report in reports:
+        for batch in report.batches:
+            judgement = next((each for each in batch.judgements if each.gate == "baseline"), None)
+            if batch.comparison == "faster" and batch.verdict is Verdict.PASSED and judgement:
+                yield f"{report.name}, batch {batch.batch_size}: {judgement.reason}; {judgement.remedy}"
+
+
+def _undecided(reports: Sequence[GraphReport]) -> list[str]:
+    inconclusive = [
+        f"{report.name}, batch {batch.batch_size}: {batch.worst.reason}"
+        for report in reports
+        for batch in report.batches
+        if batch.verdict is Verdict.INCONCLUSIVE and batch.worst
+    ]
+    return _listed("inconclusive", inconclusive) + _not_judged(reports)
+
+
+def _not_judged(reports: Sequence[GraphReport]) -> list[str]:
+    """One line per reason. A rehearsal has only one."""
+    reasons: dict[str, int] = {}
+    for report in reports:
+        for batch in report.batches:
+            if batch.verdict is Verdict.NOT_JUDGED and batch.worst:
+                reasons[batch.worst.reason] = reasons.get(batch.worst.reason, 0) + 1
+    lines = [f"{reason} ({plural(count, 'batch size')})" for reason, count in reasons.items()]
+    return [part for line in lines for part in wrapped(line, MAX_WIDTH)]
+
+
+def _notes(reports: Sequence[GraphReport]) -> Iterator[str]:
+    """What limits the result of a test that passed: notes of the check, and what the audit could not inspect."""
+    for report in reports:
+        yield from _by_sizes([report], _limits)
+        yield from (f"{report.name}: {note}" for note in report.notes)
+        yield from (f"{report.name}: not judged: {what}" for what in report.not_judged)
+
+
+def _by_sizes(reports: Sequence[GraphReport], texts_of: Callable[[Agreement], tuple[str, ...]]) -> Iterator[str]:
+    """Each text of the check once per test, with its batch sizes."""
+    for report in reports:
+        sizes: dict[str, list[str]] = {}
+        for batch in report.batches:
+            for text in texts_of(batch.agreement) if batch.agreement else ():
+                sizes.setdefault(text, []).append(str(batch.batch_size))
+        yield from (f"{report.name}, batch {', '.join(of)}: {text}" for text, of in sizes.items())
+
+
+def _limits(agreement: Agreement) -> tuple[str, ...]:
+    opaque = ", ".join(agreement.not_compared)
+    return (*agreement.notes, f"not compared: {opaque}") if opaque else agreement.notes
+
+
+def _listed(kind: str, items: Sequence[str], most: int = _LISTED) -> list[str]:
+    lines = [line for item in items[:most] for line in wrapped(f"{kind}: {item}", MAX_WIDTH, names=True)]
+    return [*lines, f"{kind}: ... and {len(items) - most} more"] if len(items) > most else lines
