@@ -12,7 +12,7 @@ from collections import Counter
 
 from pytest_cudagraph.baseline import change, session_of
 from pytest_cudagraph.stats import summaries
-from pytest_cudagraph.values import DeviceInfo, Interval, Latency, LatencyChange, SavedBatch, Session, Timing
+from pytest_cudagraph.values import DeviceInfo, Interval, Latency, LatencyChange, Medians, SavedBatch, Session, Timing
 
 TRIALS = 20_000
 SPREADS = (0.0041, 0.0126, 0.0266)
@@ -76,7 +76,9 @@ def restless(rng: random.Random, factor: float) -> Session:
         reference_ns += _calls(rng, math.exp(busy_log), 4)
     replay, reference = map(summaries.latency_summary, (replay_ns, reference_ns))
     timing = Timing(
-        eager=replay, replay=replay, reference=reference, speedup=Interval(estimate=1.0, low=1.0, high=1.0),
+        eager=replay, replay=replay, reference=reference,
+        medians=Medians(eager_ns=replay.median_ns, replay_ns=replay.median_ns),
+        speedup=Interval(estimate=1.0, low=1.0, high=1.0),
         decision="open", target_ratio=None, blocks=1, noise_ratio=0.0, detectable_ratio=1.0, measure_ns=1, seed=0,
     )  # fmt: skip
     return session_of(timing, DEVICE)

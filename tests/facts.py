@@ -17,6 +17,7 @@ from pytest_cudagraph.values import (
     Judgement,
     Latency,
     Lookup,
+    Medians,
     Prefill,
     PrefillBytes,
     Receipt,
@@ -74,6 +75,9 @@ def timing(eager_us: float = 120.0, replay_us: float = 60.0, compiled_us: float 
         eager=latency(eager_us),
         replay=latency(replay_us),
         compiled=None if compiled_us is None else latency(compiled_us),
+        medians=Medians(
+            eager_ns=eager_us * 1000, replay_ns=replay_us * 1000, compiled_ns=compiled_us and compiled_us * 1000
+        ),
         speedup=Interval(estimate=ratio, low=ratio * 0.98, high=ratio * 1.02),
         decision="pass",
         target_ratio=1.15,

@@ -19,6 +19,7 @@ from pytest_cudagraph.values import (
     Judgement,
     Latency,
     MeasuredBatch,
+    Medians,
     NoBaseline,
     Receipt,
     SavedBatch,
@@ -63,7 +64,8 @@ def test_nobody_is_asked_to_accept_less_than_was_asked_for():
 
 def timed(low: float, estimate: float, high: float, decision: str, *, target: float | None = 1.15, **changes) -> Timing:
     facts = {
-        "eager": latency(120.0), "replay": latency(112.1), "speedup": Interval(estimate=estimate, low=low, high=high),
+        "eager": latency(120.0), "replay": latency(112.1), "medians": Medians(eager_ns=120_000.0, replay_ns=112_100.0),
+        "speedup": Interval(estimate=estimate, low=low, high=high),
         "decision": decision, "target_ratio": target, "blocks": 34, "noise_ratio": 0.004, "detectable_ratio": 0.008,
         "measure_ns": 900_000_000, "seed": 7,
     }  # fmt: skip
@@ -162,7 +164,10 @@ SPEEDUPS = {
         FAILED, 1.15, disturbance="the GPU was throttled (power cap) while it was measured"
     ),
     "not judged": speedup(
-        timed(1.05, 1.07, 1.09, "open", target=None, compiled=latency(118.0)),
+        timed(
+            1.05, 1.07, 1.09, "open", target=None, compiled=latency(118.0),
+            medians=Medians(eager_ns=120_000.0, replay_ns=112_100.0, compiled_ns=118_000.0),
+        ),
         1.15, why_not="no CUDA GPU here, this was a rehearsal on the CPU twin", device=TWIN,
     ),
 }  # fmt: skip

@@ -422,6 +422,16 @@ def test_a_block_keeps_the_lower_quartile_of_each_arm():
     assert {block.eager_ns for block in rule.blocks} == {60 * US}
 
 
+def test_the_latencies_beside_a_speedup_divide_to_it():
+    """In a third of the blocks eager alone is ten times as slow, and such blocks are not judged."""
+    quiet = noisy(120 * US, 1)
+    timing, _, _ = run(lambda n: quiet(n) * (10 if n % 300 < 100 else 1), noisy(100 * US, 2), compiled_ns=90 * US)
+    eager_ns, replay_ns = timing.medians.eager_ns, timing.medians.replay_ns
+    assert eager_ns / replay_ns == pytest.approx(timing.speedup.estimate, rel=1e-9)
+    assert (eager_ns, timing.medians.compiled_ns) == (pytest.approx(120 * US, rel=0.02), 90 * US)
+    assert timing.eager.median_ns > 1.01 * eager_ns
+
+
 # --- warm-up ---------------------------------------------------------------------------------------------------------
 
 

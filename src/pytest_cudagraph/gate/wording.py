@@ -45,17 +45,19 @@ def found_text(timing: Timing) -> str:
 
 
 def timing_text(timing: Timing, device: DeviceInfo | None = None) -> str:
-    """``eager 120.0 µs, replay 112.1 µs, 34 interleaved blocks in 0.9 s, noise floor 0.4 %``: medians.
+    """``eager 120.0 µs, replay 112.1 µs, 34 interleaved blocks in 0.9 s, noise floor 0.4 %``.
 
-    Times of the CPU twin begin with ``cpu:``, to distinguish them from a GPU's.
+    The latencies are those of the judged blocks. Times of the CPU twin begin with ``cpu:``, to distinguish them from
+    a GPU's.
     """
-    arms = f"eager {latency_text(timing.eager.median_ns)}"
-    if timing.compiled is not None:
-        arms += f", compiled {latency_text(timing.compiled.median_ns)}"
+    medians = timing.medians
+    arms = f"eager {latency_text(medians.eager_ns)}"
+    if medians.compiled_ns is not None:
+        arms += f", compiled {latency_text(medians.compiled_ns)}"
     label = "cpu: " if device is not None and device.kind == "cpu" else ""
     blocks = plural(timing.blocks, "interleaved block")
     noise = f", noise floor {percent_text(timing.noise_ratio)}" if timing.blocks > 1 else ""
-    replay = latency_text(timing.replay.median_ns)
+    replay = latency_text(medians.replay_ns)
     return f"{label}{arms}, replay {replay}, {blocks} in {seconds_text(timing.measure_ns)}{noise}"
 
 

@@ -14,7 +14,7 @@ from pytest_cudagraph.measure import Arms
 from pytest_cudagraph.pipeline.device_context import DeviceContext
 from pytest_cudagraph.stats import summaries
 from pytest_cudagraph.units import NS_PER_S
-from pytest_cudagraph.values import GenerationTimes, Latency, Timing
+from pytest_cudagraph.values import GenerationTimes, Latency, Medians, Timing
 
 STEPS_PER_SAMPLE = 8
 """One step is too short for a clock and a wait. A whole generation is so long that few samples fit."""
@@ -127,4 +127,11 @@ def per_step(timing: Timing, steps: int) -> Timing:
         )
 
     device_replay = timing.device_replay and shorter(timing.device_replay)
-    return replace(timing, eager=shorter(timing.eager), replay=shorter(timing.replay), device_replay=device_replay)
+    medians = Medians(eager_ns=timing.medians.eager_ns / steps, replay_ns=timing.medians.replay_ns / steps)
+    return replace(
+        timing,
+        eager=shorter(timing.eager),
+        replay=shorter(timing.replay),
+        medians=medians,
+        device_replay=device_replay,
+    )

@@ -6,6 +6,7 @@ the stopping rule: no work starts whose expected end is after it (docs/statistic
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from pytest_cudagraph.measure.timer import ArmName, Bounds, Call, ClockTooCoarse
 from pytest_cudagraph.protocols import Clock, EventTimer, StoppingRule
 from pytest_cudagraph.stats import summaries
 from pytest_cudagraph.units import percent_text, plural, seconds_text
-from pytest_cudagraph.values import Block, Interval, Latency, Timing
+from pytest_cudagraph.values import Block, Interval, Latency, Medians, Timing
 
 _EVENT_SAMPLES = 7
 _NOTABLE_DRIFT_RATIO = 1.10
@@ -102,12 +103,14 @@ def _timing(sampling: Sampling, rule: StoppingRule, device_ns: Sequence[float], 
     noise_ratio = summaries.spread(selected.undisturbed)
     latency = {n: summaries.latency_summary(s or sampling.warm_ns[n]) for n, s in sampling.samples_ns.items()}
     drift_ratio = summaries.drift_ratio([block.eager_ns for block in blocks])
+    speedup = _speedup(selected, rule.boundary_ratio, sampling.too_coarse, latency)
     return Timing(
         eager=latency["eager"],
         replay=latency["replay"],
         compiled=latency.get("compiled"),
         device_replay=summaries.latency_summary(device_ns) if device_ns else None,
-        speedup=_speedup(selected, rule.boundary_ratio, sampling.too_coarse, latency),
+        medians=_medians(sampling.block_samples_ns if measured else [sampling.warm_ns], selected, speedup.estimate),
+        speedup=speedup,
         decision=rule.decision,
         target_ratio=rule.target_ratio,
         blocks=len(blocks),
@@ -122,6 +125,23 @@ def _timing(sampling: Sampling, rule: StoppingRule, device_ns: Sequence[float], 
         disturbance="; ".join(sampling.health.reasons),
         notes=_notes(sampling, measured, drift_ratio, selected),
         weighed=rule.weighed() if isinstance(rule, stats.EvidenceRule) and rule.decision == "open" else None,
+    )
+
+
+def _medians(
+    samples_ns: Sequence[Mapping[ArmName, Sequence[float]]], selected: stats.SelectedBlocks, speedup: float
+) -> Medians:
+    """``samples_ns`` are those of each block."""
+    low, _, high = selected.window
+    judged = [of_block for of_block, log in zip(samples_ns, selected.log_ratios, strict=True) if low <= log <= high]
+    arms = {name: [each for of_block in judged for each in of_block[name]] for name in samples_ns[0]}
+    eager_ns, replay_ns = summaries.median(arms["eager"]), summaries.median(arms["replay"])
+    factor = math.sqrt(speedup * replay_ns / eager_ns)
+    compiled_ns = arms.get("compiled")
+    return Medians(
+        eager_ns=eager_ns * factor,
+        replay_ns=replay_ns / factor,
+        compiled_ns=summaries.median(compiled_ns) if compiled_ns else None,
     )
 
 

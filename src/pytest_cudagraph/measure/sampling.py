@@ -96,6 +96,8 @@ class Sampling:
     pending: list[_Taken] = field(default_factory=list)
     """Blocks since the last health check; they count after a check without a disturbance."""
     blocks: list[Block] = field(default_factory=list)
+    block_samples_ns: list[dict[ArmName, list[float]]] = field(default_factory=list)
+    """The samples of each of ``blocks``."""
     samples_ns: dict[ArmName, list[float]] = field(init=False)
     too_coarse: ClockTooCoarse | None = field(init=False)
     quads: int = field(init=False)
@@ -143,6 +145,7 @@ class Sampling:
                 self.samples_ns[name] += of_arm_ns
             if block is not None:
                 self.blocks.append(block)
+                self.block_samples_ns.append(samples_ns)
                 self.rule.add(block)
 
     def _block(self) -> bool:

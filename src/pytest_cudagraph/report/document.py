@@ -74,8 +74,8 @@ def _properties(batch: BatchReport) -> list[tuple[str, str]]:
     timing = _timing(batch)
     if timing is not None:
         found += [(f"speedup{suffix}", f"{value:.2f}") for suffix, value in _bounds(timing.speedup)]
-        found += [("eager_seconds", f"{to_seconds(timing.eager.median_ns):.4g}")]
-        found += [("replay_seconds", f"{to_seconds(timing.replay.median_ns):.4g}")]
+        found += [("eager_seconds", f"{to_seconds(timing.medians.eager_ns):.4g}")]
+        found += [("replay_seconds", f"{to_seconds(timing.medians.replay_ns):.4g}")]
     found += generation_properties(batch)
     if batch.receipt is not None and batch.receipt.kernels is not None:
         found.append(("kernels", str(batch.receipt.kernels)))

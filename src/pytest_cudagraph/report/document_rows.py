@@ -40,9 +40,9 @@ def _row(name: str, batch: Mapping[str, Any]) -> Row:
         batch_size=int(batch["batch_size"]),
         # Documents of earlier versions have no word.
         word=batch.get("word", verdict),
-        eager_ns=_median_ns(batch["eager"]),
-        compiled_ns=_median_ns(batch["compiled"]),
-        replay_ns=_median_ns(batch["replay"]),
+        eager_ns=_judged_ns(batch["eager"]),
+        compiled_ns=_judged_ns(batch["compiled"]),
+        replay_ns=_judged_ns(batch["replay"]),
         speedup=_interval(batch["speedup"]),
         min_speedup=None if batch["min_speedup"] is None else float(batch["min_speedup"]),
         note=(batch["reason"] or "") if untimed else _kernels_note(batch),
@@ -56,8 +56,12 @@ def _kernels_note(batch: Mapping[str, Any]) -> str:
     return next((each["reason"] for each in batch.get("judgements", ()) if each["gate"] == "structure"), "")
 
 
-def _median_ns(latency: Mapping[str, Any] | None) -> float | None:
-    return None if latency is None or latency["median"] is None else to_ns(float(latency["median"]))
+def _judged_ns(latency: Mapping[str, Any] | None) -> float | None:
+    if latency is None:
+        return None
+    # Documents of earlier versions have only the median of all samples.
+    found = latency.get("judged", latency["median"])
+    return None if found is None else to_ns(float(found))
 
 
 def _interval(speedup: Mapping[str, Any] | None) -> Interval | None:

@@ -33,6 +33,12 @@ def seconds(nanoseconds: float | None) -> float | None:
     return round(to_seconds(nanoseconds), _PICOSECOND_DIGITS)
 
 
+def _arm_fields(latency: Latency | None, judged_ns: float | None) -> dict[str, Any] | None:
+    """An arm of the measurement, with what the table shows of it."""
+    fields = latency_fields(latency)
+    return None if fields is None else {**fields, "judged": seconds(judged_ns)}
+
+
 def latency_fields(latency: Latency | None) -> dict[str, Any] | None:
     """The distribution of one arm. None without a measurement."""
     if latency is None:
@@ -54,9 +60,9 @@ def timing_fields(timing: Timing | None) -> dict[str, Any]:
     return {
         "speedup": _speedup(timing.speedup),
         "attainable_speedup": _ratio(timing.attainable_ratio),
-        "eager": latency_fields(timing.eager),
-        "compiled": latency_fields(timing.compiled),
-        "replay": latency_fields(timing.replay),
+        "eager": _arm_fields(timing.eager, timing.medians.eager_ns),
+        "compiled": _arm_fields(timing.compiled, timing.medians.compiled_ns),
+        "replay": _arm_fields(timing.replay, timing.medians.replay_ns),
         "device_replay": latency_fields(timing.device_replay),
         "reference": latency_fields(timing.reference),
         "decision": timing.decision,

@@ -15,7 +15,6 @@ from pytest_cudagraph.values import (
     DeviceInfo,
     GraphReport,
     Interval,
-    Latency,
     SavedBatch,
     Verdict,
     is_emulated,
@@ -104,9 +103,9 @@ def _row(report: GraphReport, batch: BatchReport) -> Row:
         test=report.name,
         batch_size=batch.batch_size,
         word=batch.word,
-        eager_ns=timing.eager.median_ns if timing else None,
-        compiled_ns=_median(timing.compiled) if timing else None,
-        replay_ns=timing.replay.median_ns if timing else None,
+        eager_ns=timing.medians.eager_ns if timing else None,
+        compiled_ns=timing.medians.compiled_ns if timing else None,
+        replay_ns=timing.medians.replay_ns if timing else None,
         speedup=timing.speedup if timing else None,
         min_speedup=batch.min_speedup,
         note=_note(batch),
@@ -120,10 +119,6 @@ def _note(batch: BatchReport) -> str:
     if not isinstance(saved, SavedBatch) or now is None or saved.kernels == now.kernels:
         return ""
     return next((judgement.reason for judgement in batch.judgements if judgement.gate == "structure"), "")
-
-
-def _median(latency: Latency | None) -> float | None:
-    return latency.median_ns if latency else None
 
 
 def render(rows: Sequence[Row]) -> list[str]:
