@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pytest_cudagraph.session import lifecycle, worker_results
+from pytest_cudagraph.session import benchmarks, lifecycle, worker_results
 from pytest_cudagraph.session.decoding import decode_engine
 from pytest_cudagraph.session.fixtures import (
     assert_replay_close,
@@ -48,8 +48,11 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     lifecycle.check_machine(session.config)
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Generator[None, None, None]:
     lifecycle.select(config, items)
+    yield
+    benchmarks.choose(config, items)
 
 
 @pytest.hookimpl(trylast=True)
@@ -111,9 +114,11 @@ def pytest_testnodedown(node: Any) -> None:
     worker_results.receive(node)
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Generator[None, None, None]:
+    benchmarks.add(session.config)
     lifecycle.end(session, exitstatus)
+    yield
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

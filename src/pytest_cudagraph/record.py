@@ -77,7 +77,7 @@ def entries(
         if reason:
             refused.append((*key, reason))
             continue
-        entry = _entry(*found[-1], saved_at, commit)
+        entry = saved_batch(*found[-1], saved_at=saved_at, commit=commit)
         if _is_wanted(entry, saved.get(key), update):
             write.append(entry)
         else:
@@ -200,7 +200,8 @@ def _blocks(judgement: Judgement) -> bool:
     return judgement.verdict is not Verdict.PASSED
 
 
-def _entry(report: GraphReport, batch: BatchReport, saved_at: str, commit: str) -> SavedBatch:
+def saved_batch(report: GraphReport, batch: BatchReport, *, saved_at: str, commit: str = "") -> SavedBatch:
+    """The entry of a batch size that was timed on a known device, as one session."""
     timing, receipt = batch.timing, batch.receipt
     assert timing is not None
     assert report.device is not None

@@ -15,7 +15,7 @@ from pytest_cudagraph.baseline.history import (
 from pytest_cudagraph.baseline.names import Key, is_part_of, normal_name, parametrized, slug
 from pytest_cudagraph.baseline.schema import SCHEMA, Content, parse
 from pytest_cudagraph.baseline.store import JsonStore, read, remove_from
-from pytest_cudagraph.baseline.text import text_of
+from pytest_cudagraph.baseline.text import records_of, text_of
 
 __all__ = [
     "ENOUGH",
@@ -36,6 +36,7 @@ __all__ = [
     "parametrized",
     "parse",
     "read",
+    "records_of",
     "remove_from",
     "session_of",
     "slug",

@@ -120,6 +120,11 @@ def about_text(content: Content) -> str:
     return "," + json.dumps(about, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False)[1:] + "\n"
 
 
+def records_of(entry: SavedBatch) -> list[dict[str, Any]]:
+    """The records of an entry, one for each arm, as a file holds them."""
+    return [json.loads(record) for record in _records(entry)]
+
+
 def _records(entry: SavedBatch) -> list[str]:
     latencies = {"eager": entry.eager, "compiled": entry.compiled, "replay": entry.replay}
     return [_record(entry, arm, latency) for arm, latency in latencies.items() if latency is not None]
