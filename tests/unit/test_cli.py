@@ -56,7 +56,18 @@ def folder(workplace):
 
 
 @pytest.mark.parametrize(
-    "command", [[], ["baseline"], ["baseline", "prune"], ["compare"], ["check"], ["explain"], ["report"], ["doctor"]]
+    "command",
+    [
+        [],
+        ["baseline"],
+        ["baseline", "prune"],
+        ["baseline", "merge"],
+        ["compare"],
+        ["check"],
+        ["explain"],
+        ["report"],
+        ["doctor"],
+    ],
 )
 def test_every_help_ends_with_the_exit_codes(said, command):
     code, out, _ = said(*command, "--help")
@@ -129,6 +140,31 @@ def test_prune_takes_what_is_the_name_of_an_entry_as_that_name(said, tmp_path):
     JsonStore(tmp_path, H200).merge([saved(name) for name in names], commit_info={})
     said("baseline", "prune", tmp_path, "--name", names[0])
     assert list(JsonStore(tmp_path, H200).load()) == [(names[1], 8)]
+
+
+@pytest.mark.parametrize("inputs", [("one", "two/nvidia-h200.json"), ("two", "one")])
+def test_merge_joins_histories_and_takes_the_newest_of_what_differs(said, workplace, inputs, golden):
+    first, second, third = sessions(60.0, 60.5, 60.2)
+    slower = saved(GPT, replay=latency(90.0), sessions=(sessions(0, 0, 0, 90.0)[3],))
+    write(workplace / "one", saved(MLP, sessions=(first, second)), slower)
+    write(workplace / "one", saved(GPT, 1, device=CPU), device=CPU)
+    write(workplace / "two", saved(MLP, sessions=(first, third)), saved(GPT, sessions=(third,)))
+    write(workplace / "all", saved(MLP, 1))
+    code, out, _ = said("baseline", "merge", *inputs, "-o", "all")
+
+    assert code == 0
+    golden("cli/merge.txt", out)
+    merged = JsonStore(workplace / "all", H200).load()
+    medians_ns = {key: [each.median_ns for each in entry.sessions] for key, entry in merged.items()}
+    assert medians_ns == {(GPT, 8): [90000], (MLP, 1): [60000], (MLP, 8): [60000, 60500, 60200]}
+
+
+def test_merge_writes_nothing_if_it_cannot_read_all(said, folder, workplace):
+    (workplace / "broken.json").write_text("{}", encoding="utf-8")
+    code, _, err = said("baseline", "merge", folder, "broken.json", "-o", "all")
+
+    assert (code, err.startswith("pytest-cudagraph: broken.json: not a baseline")) == (4, True)
+    assert not (workplace / "all").exists()
 
 
 def test_prune_says_when_nothing_has_such_a_name(said, folder):

@@ -207,6 +207,21 @@ def continued(saved: SavedBatch, new: SavedBatch) -> SavedBatch:
     return replace(new if arms_moved(saved, new) else saved, sessions=sessions)
 
 
+def by_age(one: SavedBatch, other: SavedBatch) -> tuple[SavedBatch, SavedBatch]:
+    """The older entry and the newer: by the day of the last session, then by ``saved_at``, then ``other``."""
+    older, newer = sorted((one, other), key=lambda entry: (history(entry)[-1].date, entry.saved_at))
+    return older, newer
+
+
+def joined(older: SavedBatch, newer: SavedBatch) -> SavedBatch:
+    """One entry of two files: the newer, with the sessions of both if it continues the older."""
+    if not is_continued(older, newer):
+        return newer
+    # A session that both files hold is one session.
+    sessions = dict.fromkeys((*history(older), *history(newer)))
+    return replace(newer, sessions=tuple(sorted(sessions, key=lambda each: each.date)[-KEPT:]))
+
+
 def arms_moved(saved: SavedBatch, new: SavedBatch) -> bool:
     """Whether eager or compiled changed by more than two sessions of the same code differ."""
     pairs = [(saved.eager, new.eager)]

@@ -11,7 +11,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from pytest_cudagraph import files
-from pytest_cudagraph.baseline.history import continued
+from pytest_cudagraph.baseline.history import by_age, continued, is_continued, joined
 from pytest_cudagraph.baseline.names import Key, slug
 from pytest_cudagraph.baseline.schema import Content, parse
 from pytest_cudagraph.baseline.text import about_text, machine_info, records_text
@@ -68,10 +68,26 @@ class JsonStore:
         _change(self.path, add)
         return before
 
-    def merge(self, saved: Iterable[SavedBatch], *, commit_info: Mapping[str, Any], continues: bool = False) -> None:
-        """Write these entries, as :meth:`update` does."""
-        new = list(saved)
-        self.update(lambda _: new, commit_info=commit_info, continues=continues)
+    def merge(self, found: Iterable[SavedBatch], *, commit_info: Mapping[str, Any]) -> tuple[Key, ...]:
+        """Join entries of other files with what this file holds, by :func:`~pytest_cudagraph.baseline.history.joined`.
+
+        Returns the keys whose newest entry replaced an older one, because their histories do not continue each other.
+        Raises :class:`~pytest_cudagraph.errors.BaselineError`. Then the old file is unchanged.
+        """
+        new, replaced = list(found), set[Key]()
+
+        def join(old: Mapping[Key, SavedBatch]) -> Iterable[SavedBatch]:
+            entries = dict(old)
+            replaced.clear()
+            for entry in new:
+                key = (entry.name, entry.batch_size)
+                older, newer = by_age(entries.get(key, entry), entry)
+                entries[key] = joined(older, newer)
+                replaced.update([] if is_continued(older, newer) else [key])
+            return entries.values()
+
+        self.update(join, commit_info=commit_info)
+        return tuple(sorted(replaced))
 
 
 def _merged(old: Mapping[Key, SavedBatch], new: Iterable[SavedBatch], *, continues: bool) -> dict[Key, SavedBatch]:

@@ -20,6 +20,8 @@ from pytest_cudagraph.values import Latency, SavedBatch
 
 _FOLDER = Path(".cudagraph")
 
+_NOT_JOINED = "as its kernels, software, hardware or speed differ"
+
 _LISTED = ("file", "device", "tests", "entries", "saved")
 
 _COMPARED = ("batch", "old", "new", "change", "eager change", "kernels")
@@ -40,6 +42,20 @@ def add_commands(parser: argparse.ArgumentParser) -> None:
     command.add_argument("folder", type=Path, nargs="?", default=_FOLDER, metavar="DIR", help=f"default: {_FOLDER}")
     command.add_argument("--name", nargs="+", required=True, metavar="GLOB", help="* and ? are wildcards")
     command.set_defaults(run=_prune)
+    _add_merge(commands.add_parser("merge", help="join what several jobs recorded"))
+
+
+def _add_merge(command: argparse.ArgumentParser) -> None:
+    command.add_argument("inputs", type=Path, nargs="+", metavar="FILE|DIR", help="what the jobs recorded")
+    command.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        required=True,
+        metavar="DIR",
+        help="where the result goes, joined with what it holds",
+    )
+    command.set_defaults(run=_merge)
 
 
 def _list(arguments: argparse.Namespace) -> CommandOutput:
@@ -99,6 +115,23 @@ def _prune(arguments: argparse.Namespace) -> CommandOutput:
 def _matches(name: str, globs: Sequence[str]) -> bool:
     # Brackets are part of the names of parametrised tests, and never a set of characters.
     return any(fnmatchcase(name, glob.replace("[", "[[]")) for glob in globs)
+
+
+def _merge(arguments: argparse.Namespace) -> CommandOutput:
+    # All are read before the first is written.
+    paths = [path for given in arguments.inputs for path in (_baseline_files(given) if given.is_dir() else [given])]
+    contents = [_content_of(path) for path in paths]
+    found = [(entry, content.commit_info) for content in contents for entry in content.entries.values()]
+    stores = {store.path: store for store in (baseline.JsonStore(arguments.output, entry.device) for entry, _ in found)}
+    lines = []
+    for path, store in sorted(stores.items()):
+        own = [each for each in found if baseline.slug(each[0].device) == path.stem]
+        _, commit_info = max(own, key=lambda each: each[0].saved_at)
+        replaced = store.merge([entry for entry, _ in own], commit_info=commit_info)
+        count = len(store.load())
+        lines.append(f"wrote {path}: {count} {'entry' if count == 1 else 'entries'}")
+        lines += [f"  {name}, batch {size}: only the newest, {_NOT_JOINED}" for name, size in replaced]
+    return CommandOutput(lines=lines or ["merged nothing: no folder holds a baseline"])
 
 
 def add_compare(parser: argparse.ArgumentParser) -> None:
@@ -214,9 +247,13 @@ def _baseline_files(folder: Path) -> list[Path]:
 
 def _entries_of(path: Path) -> dict[baseline.Key, SavedBatch]:
     """The entries of a file. Raises :class:`~pytest_cudagraph.errors.BaselineError`, also for a missing file."""
+    return dict(_content_of(path).entries)
+
+
+def _content_of(path: Path) -> baseline.Content:
     if not path.exists():
         raise BaselineError(f"{path}: no such file")
-    return dict(baseline.read(path).entries)
+    return baseline.read(path)
 
 
 def _kernels_text(kernels: int | None) -> str:

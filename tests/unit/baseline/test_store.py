@@ -45,7 +45,8 @@ def test_continuing_adds_the_session_to_what_was_written_meanwhile(kept):
     first, second = sessions(60.0, 61.0)
     kept.merge([saved("a", sessions=(first,))], commit_info=COMMIT)
     # Another process has read nothing yet, and writes what it found.
-    kept.merge([saved("a", sessions=(second,), eager=latency(121))], commit_info=COMMIT, continues=True)
+    new = saved("a", sessions=(second,), eager=latency(121))
+    kept.update(lambda _: [new], commit_info=COMMIT, continues=True)
 
     assert kept.load() == by_key(saved("a", sessions=(first, second)))
 
