@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
+from copy import copy
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from pytest_cudagraph.session.fixtures import (
 )
 from pytest_cudagraph.session.tuning_fixture import tune
 from pytest_cudagraph.settings.marks import DECODE_MARK_HELP, MARK_HELP
-from pytest_cudagraph.settings.options import add_options
+from pytest_cudagraph.settings.options import add_options, keep_paths
 
 # pytest finds fixtures among the names of a plugin module.
 __all__ = [
@@ -36,6 +37,13 @@ __all__ = [
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     add_options(parser)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config, parser: pytest.Parser, args: list[str]) -> None:
+    if keep_paths(args):
+        paths = parser.parse_known_args(args, namespace=copy(early_config.option)).file_or_dir
+        early_config.known_args_namespace.file_or_dir = paths
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -16,7 +16,7 @@ Update: TypeAlias = Literal["new", "changed", "all"]
 
 COUNTED = (
     "passed", "failed", "slower", "faster", "inconclusive", "wrong", "not captured", "not judged", "not comparable",
-    "new", "changed", "missing", "stale",
+    "new", "changed", "no baseline yet", "stale",
 )  # fmt: skip
 """The words of the summary's last line, in order. ``faster``, and all from ``not comparable`` on, are remarks."""
 
@@ -101,26 +101,26 @@ def counts(
     """The number of batch sizes for each word of :data:`COUNTED`. A model without batch sizes counts once.
 
     ``new`` and ``changed`` are entries that ``plan`` writes. ``changed`` includes entries with other kernels than
-    saved. ``missing`` entries were measured, and are neither saved nor written.
+    saved. ``no baseline yet`` entries were measured, and are neither saved nor written.
     """
     found: Counter[str] = Counter()
     new, changed = (set(plan.new), set(plan.changed)) if plan else (set(), set())
-    missing: set[Key] = set()
+    unsaved: set[Key] = set()
     for report in reports:
         for batch in report.batches:
             key = (report.name, batch.batch_size)
-            # Missing entries are counted below.
-            found.update([batch.word] if batch.word != "missing" else [])
+            # Entries without a baseline are counted below.
+            found.update([batch.word] if batch.word != "no baseline yet" else [])
             found.update(["faster"] if _is_faster(batch) else [])
             found.update(["not comparable"] if batch.comparison == "not-comparable" and key not in new else [])
             if batch.comparison == "new" and key not in new:
-                missing.add(key)
+                unsaved.add(key)
             if _has_other_kernels(batch):
                 changed.add(key)
         if not report.batches:
             found[report.verdict.value.replace("-", " ")] += 1
     found["stale"] = len(stale(reports, saved, complete_run=complete_run))
-    found.update({"new": len(new), "changed": len(changed), "missing": len(missing)})
+    found.update({"new": len(new), "changed": len(changed), "no baseline yet": len(unsaved)})
     return {word: found[word] for word in COUNTED}
 
 
@@ -183,7 +183,9 @@ def _refusal(report: GraphReport, batch: BatchReport) -> str:
     blocking = next((judgement for judgement in judgements if _blocks(judgement)), None)
     if blocking is not None:
         words = blocking.verdict.value.replace("-", " ")
-        return blocking.reason if words in blocking.reason else f"{words}: {blocking.reason}"
+        reason = blocking.reason if words in blocking.reason else f"{words}: {blocking.reason}"
+        unjudged = blocking.gate == "speedup" and blocking.verdict is Verdict.NOT_JUDGED
+        return f"{reason}; to save it: {report.update_option}" if unjudged else reason
     if not batch.judgements:
         return "nothing was judged"
     facts = {

@@ -187,7 +187,7 @@ def test_what_changed_is_replaced_and_counted_and_what_holds_gets_a_session(time
 def test_a_missing_entry_is_counted_and_refused_by_strict(timed):
     write(timed, replay_us=60)
     result = run(timed)
-    result.stdout.fnmatch_lines(["2 passed, 2 missing"])
+    result.stdout.fnmatch_lines(["2 passed, 2 no baseline yet"])
     strict = run(timed, "--cudagraph-strict", "--cudagraph-json=run.json")
     strict.assert_outcomes(failed=2)
     strict.stdout.fnmatch_lines(
@@ -195,13 +195,13 @@ def test_a_missing_entry_is_counted_and_refused_by_strict(timed):
             "E *NotProven: batch 1: not compared: no entry in .cudagraph/cpu-*.json yet; "
             "--cudagraph-strict asks for one",
             "E *to save one: pytest --cudagraph --cudagraph-update",
-            "test_user.py::test_good * missing",
-            "2 missing",
+            "test_user.py::test_good * no baseline yet",
+            "2 no baseline yet",
             "not compared: no entry in .cudagraph/cpu-*.json yet; *",
         ]
     )
     found = [batch for test in json.loads((timed.path / "run.json").read_text())["tests"] for batch in test["batches"]]
-    assert [(batch["verdict"], batch["word"]) for batch in found] == [("not-judged", "missing")] * 2
+    assert [(batch["verdict"], batch["word"]) for batch in found] == [("not-judged", "no baseline yet")] * 2
 
 
 def test_a_file_of_the_first_schema_is_read_and_rewritten_on_the_next_update(timed):

@@ -42,12 +42,12 @@ def test_whatever_did_not_pass_is_refused(verdict, which, update):
 def test_speed_that_was_not_judged_is_refused():
     story = report(NAME, batch(8, judgement(Verdict.NOT_JUDGED, reason="a rehearsal")))
 
-    assert plan(story).refused == ((NAME, 8, "not judged: a rehearsal"),)
+    assert plan(story).refused == ((NAME, 8, "not judged: a rehearsal; to save it: --cudagraph-update"),)
 
 
 def test_a_verdict_is_not_said_twice():
     unjudged = report(NAME, batch(8, judgement(Verdict.NOT_JUDGED, reason="speed is not judged: two workers")))
-    assert plan(unjudged).refused == ((NAME, 8, "speed is not judged: two workers"),)
+    assert plan(unjudged).refused == ((NAME, 8, "speed is not judged: two workers; to save it: --cudagraph-update"),)
 
 
 @pytest.mark.parametrize("which", ["baseline", "structure"])
@@ -188,7 +188,7 @@ def test_remarks_stand_beside_the_verdict():
         batch(5, comparison="not-comparable"),
     ]
 
-    counts = {"passed": 5, "faster": 1, "not comparable": 1, "changed": 1, "missing": 1}
+    counts = {"passed": 5, "faster": 1, "not comparable": 1, "changed": 1, "no baseline yet": 1}
     assert counted([report("a", *batches)]) == counts
 
 
@@ -203,7 +203,7 @@ def test_what_is_written_is_no_longer_missing():
 def test_what_strict_misses_is_counted_once_and_not_as_passed():
     lacks = judgement(Verdict.NOT_JUDGED, gate="baseline", reason="no entry")
     found = report(NAME, batch(1, judgement(), lacks, comparison="new"), batch(8))
-    assert counted([found]) == {"passed": 1, "missing": 1}
+    assert counted([found]) == {"passed": 1, "no baseline yet": 1}
 
 
 def test_a_model_that_never_came_to_a_batch_size_counts_once():

@@ -237,11 +237,9 @@ def _why_not_judged(choice: device.Choice, settings: Settings) -> str:
 
 def _update_option(choice: device.Choice, settings: Settings) -> str:
     without = " without -n" if settings.workers > 1 else ""
-    if choice.judged:
-        return f"--cudagraph-update{without}"
-    if choice.kind == "cuda":
-        return f"--cudagraph-update{without} on a GPU"
-    return f"--cudagraph-device=cpu --cudagraph-update{without}"
+    if choice.kind == "cpu":
+        return f"--cudagraph-device=cpu --cudagraph-update{without}"
+    return f"--cudagraph-update{without}{'' if choice.judged else ' on a GPU'}"
 
 
 def _waiting_processes(settings: Settings) -> int:

@@ -176,6 +176,7 @@ def _call_example(
                     *([f"at {sources.describe(site)}"] if site else []),
                     *_circumstances(batch_size, resizing),
                     *_hints(error, is_copy=is_copy),
+                    *_one_tuple(example),
                 ]
             )
         )
@@ -223,6 +224,17 @@ def _hints(error: BaseException, *, is_copy: bool) -> list[str]:
         )
         hints.append("register such a tensor as a buffer, or make model and inputs on cudagraph.device")
     return hints
+
+
+def _one_tuple(example: Example) -> list[str]:
+    """That the model got all inputs as one argument, as a ``(x, y)`` without its star gives them."""
+    if len(example.args) != 1 or example.kwargs or type(example.args[0]) not in (tuple, list):
+        return []
+    found = example.args[0]
+    return [
+        f"the model got one argument, a {type(found).__name__} of {len(found)}; "
+        "to give each its own argument, put a star before it: cudagraph(model, *inputs)"
+    ]
 
 
 def _from_the_model(error: BaseException) -> Any:

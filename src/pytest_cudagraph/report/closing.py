@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from pytest_cudagraph.report.columns import MAX_WIDTH, wrapped
-from pytest_cudagraph.units import plural
+from pytest_cudagraph.units import factor_text, plural
 from pytest_cudagraph.values import Agreement, GraphReport, Verdict
 
 _LISTED = 5
@@ -32,6 +32,7 @@ def closing(
     """
     lines = [", ".join(f"{count} {word}" for word, count in counts.items() if count) or "nothing measured"]
     lines += _undecided(reports)
+    lines += _how_to_save(reports) if counts.get("no baseline yet") else []
     lines += _listed("faster", list(_faster(reports)))
     lines += _listed("warning", list(_by_sizes(reports, lambda agreement: agreement.warnings)))
     lines += _listed("note", list(_notes(reports)))
@@ -42,6 +43,13 @@ def closing(
         count, path = wrote
         lines.append(f"wrote {count} {'entry' if count == 1 else 'entries'} to {path}")
     return lines
+
+
+def _how_to_save(reports: Sequence[GraphReport]) -> list[str]:
+    """The whole command that saves what is not saved yet, for each kind of device."""
+    lacking = [each for each in reports if any(batch.comparison == "new" for batch in each.batches)]
+    commands = dict.fromkeys(each.update_option for each in lacking)
+    return [f"no baseline yet; to save one: pytest --cudagraph {options}" for options in commands]
 
 
 def _of_batch(found: tuple[str, int, str]) -> str:
@@ -83,8 +91,18 @@ def _notes(reports: Sequence[GraphReport]) -> Iterator[str]:
     """What limits the result of a test that passed: notes of the check, and what the audit could not inspect."""
     for report in reports:
         yield from _by_sizes([report], _limits)
+        yield from _default_targets(report)
         yield from (f"{report.name}: {note}" for note in report.notes)
         yield from (f"{report.name}: not judged: {what}" for what in report.not_judged)
+
+
+def _default_targets(report: GraphReport) -> Iterator[str]:
+    """The batch sizes that ``min={...}`` leaves out: their target is the default."""
+    sizes = [each for each in report.batches if each.batch_size in report.min_source.default_sizes]
+    if sizes and sizes[0].min_speedup is not None:
+        shown = ", ".join(str(each.batch_size) for each in sizes)
+        target = factor_text(sizes[0].min_speedup)
+        yield f"{report.name}, batch {shown}: min names no target; {target} is the default (--cudagraph-min-speedup)"
 
 
 def _by_sizes(reports: Sequence[GraphReport], texts_of: Callable[[Agreement], tuple[str, ...]]) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -124,20 +124,23 @@ def make_case(nodeid: str, call: CallSettings, mark: MarkSettings, settings: Set
         rtol=_first(call.rtol, mark.rtol, None),
         atol=_first(call.atol, mark.atol, None),
         time_budget=_first(mark.time_budget, settings.time_budget),
-        min_source=_min_source(call, mark),
+        min_source=_min_source(call, mark, sizes),
         prompt_lengths=_first(call.prompt_lengths, mark.prompt_lengths, _PROMPT_LENGTHS),
         output_lengths=_first(call.output_lengths, mark.output_lengths, _OUTPUT_LENGTHS),
         exact=_first(call.exact, mark.exact, False),
     )
 
 
-def _min_source(call: CallSettings, mark: MarkSettings) -> MinSource:
+def _min_source(call: CallSettings, mark: MarkSettings, sizes: Sequence[int]) -> MinSource:
     from pytest_cudagraph.values import MinSource  # every pytest run imports this module, and its values take 10 ms
 
     place: Literal["argument", "marker", "setting"] = "setting" if mark.min is None else "marker"
     if call.min_speedup is not None:
         place = "argument"
-    return MinSource(place=place, is_mapping=isinstance(_first(call.min_speedup, mark.min, 0.0), Mapping))
+    given = _first(call.min_speedup, mark.min, 0.0)
+    is_mapping = isinstance(given, Mapping)
+    left_out = tuple(size for size in sizes if size not in given) if is_mapping else ()
+    return MinSource(place=place, is_mapping=is_mapping, default_sizes=left_out)
 
 
 def _first(*candidates: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from argparse import SUPPRESS
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -134,7 +135,7 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         flag="--cudagraph-strict",
         default=False,
-        help="inconclusive, not judged, not comparable, missing and stale also fail",
+        help="inconclusive, not judged, not comparable, no baseline yet and stale also fail",
     ),
     Option(
         flag="--cudagraph-suggest",
@@ -210,6 +211,26 @@ def add_options(parser: pytest.Parser) -> None:
     group.addoption(SAMPLE_FLAG, default=None, metavar="DIR", help=SUPPRESS)
 
 
+def keep_paths(args: list[str]) -> bool:
+    """Give a flag that stands without its optional value the bare one, so that argparse leaves a path after it alone.
+
+    ``--cudagraph-update tests/`` becomes ``--cudagraph-update=changed tests/``. Returns whether something was changed.
+    """
+    changed = False
+    for option in (each for each in OPTIONS if each.bare and each.parse):
+        for at, (flag, following) in enumerate(pairwise(args)):
+            if flag == option.flag and not following.startswith("-") and not _is_value(option, following):
+                args[at], changed = f"{flag}={option.bare}", True
+    return changed
+
+
+def _is_value(option: Option, text: str) -> bool:
+    try:
+        return option.parse is not None and option.parse(text) is not None
+    except ValueError:
+        return False
+
+
 def read_settings(config: pytest.Config, *, workers: int = 0) -> Settings:
     """Settings from command line and ini; a bad value is a :class:`pytest.UsageError` naming flag and value."""
     values = {option.setting: _read_option(config, option) for option in OPTIONS}
@@ -241,8 +262,7 @@ def _read_option(config: pytest.Config, option: Option) -> Any:
     try:
         return option.parse(given)
     except ValueError as allowed:
-        hint = f"; write {option.flag}={option.bare} when a path follows" if option.bare else ""
-        raise pytest.UsageError(f"{where} takes {allowed}; found {given!r}{hint}") from None
+        raise pytest.UsageError(f"{where} takes {allowed}; found {given!r}") from None
 
 
 def options_markdown() -> str:

@@ -65,6 +65,8 @@ class MinSource:
     """Whether it is a mapping from batch sizes, which also selects the batch sizes."""
     marker: Literal["graph_speedup(min", "decode(min_speedup"] = "graph_speedup(min"
     """The marker and its key."""
+    default_sizes: tuple[int, ...] = ()
+    """The batch sizes that the mapping leaves out. Their least speedup is that of the settings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,12 +99,12 @@ class BatchReport:
 
     @property
     def word(self) -> str:
-        """The verdict in tables and counts. From the baseline gate also ``slower``, or ``missing`` without an entry."""
+        """The verdict in tables and counts. From the baseline gate also ``slower`` or ``no baseline yet``."""
         if self.worst is not None and self.worst.gate == "baseline":
             if self.verdict is Verdict.FAILED:
                 return "slower"
             if self.verdict is Verdict.NOT_JUDGED and self.comparison == "new":
-                return "missing"
+                return "no baseline yet"
         return self.verdict.value.replace("-", " ")
 
 

@@ -301,6 +301,19 @@ def test_eager_failures_carry_the_models_own_error():
     assert error.value.__cause__.__traceback__.tb_frame.f_code.co_name == "broken"
 
 
+def test_a_tuple_of_inputs_without_its_star_is_explained():
+    def add(x, y):
+        return x + y
+
+    inputs = (torch.randn(1, 4), torch.randn(1, 4))
+    with run_of(add, args=(inputs,)) as run, pytest.raises(EagerFailed) as error:
+        pipeline.run_stages(run)
+    assert str(error.value).splitlines()[-1] == (
+        "  the model got one argument, a tuple of 2; "
+        "to give each its own argument, put a star before it: cudagraph(model, *inputs)"
+    )
+
+
 def test_a_measurement_reads_the_reference_and_what_the_operations_take():
     backend, clock = CpuBackend(), PerfCounterClock()
     with run_of(Mlp().eval(), context_of(reference=Reference(backend, clock))) as run:

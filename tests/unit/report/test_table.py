@@ -9,7 +9,7 @@ from tests.facts import CPU, EMULATED, H200, batch, judgement, report, saved, ti
 
 from pytest_cudagraph.report import closing, header, table
 from pytest_cudagraph.report.columns import shorten
-from pytest_cudagraph.values import Agreement, BatchReport, GraphReport, Interval, Receipt, Verdict
+from pytest_cudagraph.values import Agreement, BatchReport, GraphReport, Interval, MinSource, Receipt, Verdict
 
 LONG = "tests/integration/decoders/test_speculative_decoding.py::TestSpeculative::test_decoder_with_draft[fp16-1024]"
 
@@ -165,11 +165,14 @@ def test_every_entry_that_was_replaced_is_named_with_what_was_accepted():
     ]
 
 
-def test_what_strict_misses_is_called_missing():
+def test_what_has_no_baseline_yet_is_said_with_the_whole_command_that_saves_one():
     lacks = judgement(Verdict.NOT_JUDGED, gate="baseline", reason="not compared: no entry in a.json yet")
     found = report("a", batch(8, judgement(), lacks, comparison="new"))
-    assert table([found])[2].split()[-1] == "missing"
-    assert closing([found], {"missing": 1})[1:] == ["not compared: no entry in a.json yet (1 batch size)"]
+    assert table([found])[2].endswith("  no baseline yet")
+    assert closing([found], {"no baseline yet": 1})[1:] == [
+        "not compared: no entry in a.json yet (1 batch size)",
+        "no baseline yet; to save one: pytest --cudagraph --cudagraph-update",
+    ]
 
 
 def test_one_entry_is_one_entry():
@@ -202,6 +205,7 @@ def test_what_limits_the_proof_is_noted_once_with_its_batch_sizes():
         BatchReport(
             batch_size=size,
             judgements=(),
+            min_speedup=1.15,
             agreement=Agreement(
                 batch_size=size,
                 replays=2,
@@ -223,11 +227,13 @@ def test_what_limits_the_proof_is_noted_once_with_its_batch_sizes():
         compile_mode="none",
         batches=batches,
         not_judged=("custom operator mine::op",),
+        min_source=MinSource(place="marker", is_mapping=True, default_sizes=(8,)),
     )
     assert closing([noted], {"passed": 2})[1:] == [
         "warning: a.py::test_a, batch 1, 8: it proves almost nothing",
         f"note: a.py::test_a, batch 1, 8: {note}",
         "note: a.py::test_a, batch 1, 8: not compared: output[1] (Cache), state 'graph'",
+        "note: a.py::test_a, batch 8: min names no target; 1.15x is the default (--cudagraph-min-speedup)",
         "note: a.py::test_a: not judged: custom operator mine::op",
     ]
 

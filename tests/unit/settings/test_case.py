@@ -60,6 +60,7 @@ def test_the_case_knows_who_asks_for_the_least_speedup(mark, argument, source):
 def test_a_batch_size_the_mapping_leaves_out_gets_the_setting():
     case = case_of(MarkSettings(min={1: 2.0}), batch_sizes=[1, 4])
     assert case.min_speedup == {1: 2.0, 4: 1.15}
+    assert case.min_source.default_sizes == (4,)
 
 
 def test_a_minimum_for_a_batch_size_that_is_not_measured_is_refused():

@@ -158,9 +158,23 @@ def test_a_bad_ini_value_names_the_ini_option(settings_of):
         settings_of(ini="cudagraph_min_speedup = x")
 
 
-def test_a_path_taken_for_the_value_of_update_is_explained(settings_of):
-    with pytest.raises(pytest.UsageError, match="write --cudagraph-update=changed when a path follows"):
-        settings_of("--cudagraph-update", "tests/")
+@pytest.mark.parametrize(
+    ("given", "parsed", "update"),
+    [
+        (["--cudagraph-update", "some/test_a.py"], ["some/test_a.py"], "changed"),
+        (["some", "--cudagraph-update", "other", "-q"], ["some", "other"], "changed"),
+        (["--cudagraph-update", "all", "some"], ["some"], "all"),
+        (["some", "--cudagraph-update"], ["some"], "changed"),
+    ],
+)
+def test_a_path_after_update_is_a_path_and_a_mode_is_its_value(pytester, given, parsed, update):
+    for name in ("some", "other"):
+        folder = pytester.mkpydir(name)
+        (folder / "conftest.py").write_text(f"def pytest_addoption(parser): parser.addoption('--{name}')\n")
+        (folder / "test_a.py").touch()
+    config = pytester.parseconfig(*given, f"--{parsed[0].partition('/')[0]}=its conftest was loaded first")
+    assert config.args == [str(pytester.path / path) for path in parsed] or config.args == parsed
+    assert read_settings(config).update == update
 
 
 def test_the_baseline_folder_lies_under_the_root_unless_absolute(settings_of, tmp_path, pytester):
