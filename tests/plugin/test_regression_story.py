@@ -194,7 +194,7 @@ def test_a_missing_entry_is_counted_and_refused_by_strict(timed):
         [
             "E *NotProven: batch 1: not compared: no entry in .cudagraph/cpu-*.json yet; "
             "--cudagraph-strict asks for one",
-            "E *to save one: pytest --cudagraph --cudagraph-update",
+            "E *to save one: pytest --cudagraph --cudagraph-device=cpu --cudagraph-update",
             "test_user.py::test_good * no baseline yet",
             "2 no baseline yet",
             "not compared: no entry in .cudagraph/cpu-*.json yet; *",

@@ -76,9 +76,9 @@ def test_of_other_cpus_the_last_saved_entry_lends_its_kernels_and_a_gpus_does_no
 @pytest.mark.parametrize(
     ("option", "given", "update_option"),
     [
-        ("cpu", {}, "--cudagraph-update"),
+        ("cpu", {}, "--cudagraph-device=cpu --cudagraph-update"),
         ("auto", {}, "--cudagraph-device=cpu --cudagraph-update"),
-        ("cpu", {"workers": 2}, "--cudagraph-update without -n"),
+        ("cpu", {"workers": 2}, "--cudagraph-device=cpu --cudagraph-update without -n"),
         ("auto", {"workers": 2}, "--cudagraph-device=cpu --cudagraph-update without -n"),
     ],
 )
