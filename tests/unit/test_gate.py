@@ -93,8 +93,8 @@ def measured(timing, *, baseline=OFF, device=None, disturbance="", why_not="", *
     return MeasuredBatch(timing=timing, saved=baseline, device=device, change=change, why_not_judged=why_not, **rest)
 
 
-def speedup(timing, min_speedup, **facts) -> Judgement:
-    return gate.judge_speedup(measured(timing, **facts), min_speedup)
+def speedup(timing, min_speedup, over="eager", **facts) -> Judgement:
+    return gate.judge_speedup(measured(timing, **facts), min_speedup, over)
 
 
 def slowdown(timing, baseline, max_slowdown, device, **facts):
@@ -170,6 +170,9 @@ SPEEDUPS = {
         ),
         1.15, why_not="no CUDA GPU here, this was a rehearsal on the CPU twin", device=TWIN,
     ),
+    "failed, over compiled code": speedup(FAILED, 1.15, "compiled", device=H200),
+    "inconclusive, over compiled code": speedup(OPEN, 1.15, "compiled"),
+    "not judged, over compiled code": speedup(OPEN, 1.15, "compiled", why_not="rehearsal", device=TWIN),
 }  # fmt: skip
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
-from pytest_cudagraph.gate.wording import attainable_text, found_text, is_quiet, moved_text, timing_text
+from pytest_cudagraph.gate.wording import Over, attainable_text, found_text, is_quiet, moved_text, timing_text
 from pytest_cudagraph.units import factor_text, percent_text, seconds_text
 from pytest_cudagraph.values import Interval, Judgement, MeasuredBatch, SavedBatch, Timing, Verdict
 
@@ -15,48 +16,49 @@ _SUGGESTION_STEP = 0.05
 """Suggested minimums are rounded down to this step. Speedups of a CPU-bound model vary by about as much."""
 
 
-def judge_speedup(batch: MeasuredBatch, min_speedup: float) -> Judgement:
+def judge_speedup(batch: MeasuredBatch, min_speedup: float, over: Over = "eager") -> Judgement:
     """Passed or failed as the measurement's evidence against ``min_speedup`` decided, else inconclusive.
 
-    A disturbed device (a throttled or shared GPU) makes the verdict inconclusive. With a saved entry of the same
-    hardware the evidence says which side changed. Raises :class:`ValueError` if the measurement was taken against
-    another target.
+    ``over="compiled"`` judges a measurement of the replay against the compiled code. A disturbed device (a throttled or
+    shared GPU) makes the verdict inconclusive. With a saved entry of the same hardware the evidence says which side
+    changed. Raises :class:`ValueError` if the measurement was taken against another target.
     """
-    timing, evidence = batch.timing, _evidence(batch, min_speedup)
+    timing = batch.timing
+    found = Judgement(
+        gate="speedup" if over == "eager" else "over-compiled",
+        verdict=Verdict.PASSED,
+        reason=f"{found_text(timing, over)}; this test asks for {factor_text(min_speedup)}",
+        evidence=_evidence(batch, min_speedup) if over == "eager" else _compiled_evidence(batch),
+    )
     if batch.why_not_judged:
         reason = f"speed is not judged: {batch.why_not_judged}"
-        evidence = (found_text(timing), *evidence)
-        return Judgement(gate="speedup", verdict=Verdict.NOT_JUDGED, reason=reason, evidence=evidence)
+        evidence = (found_text(timing, over), *found.evidence)
+        return replace(found, verdict=Verdict.NOT_JUDGED, reason=reason, evidence=evidence)
     if timing.target_ratio != min_speedup:
         raise ValueError(f"the timing was taken against {timing.target_ratio}, and cannot be judged by {min_speedup}")
-    reason = f"{found_text(timing)}; this test asks for {factor_text(min_speedup)}"
     if batch.disturbance:
-        reason, remedy = f"{reason}; not decided: {batch.disturbance}", "run again on a quiet device"
-        return Judgement(gate="speedup", verdict=Verdict.INCONCLUSIVE, reason=reason, evidence=evidence, remedy=remedy)
+        reason, remedy = f"{found.reason}; not decided: {batch.disturbance}", "run again on a quiet device"
+        return replace(found, verdict=Verdict.INCONCLUSIVE, reason=reason, remedy=remedy)
     if timing.decision == "pass":
-        return Judgement(gate="speedup", verdict=Verdict.PASSED, reason=reason, evidence=evidence)
+        return found
     if timing.decision == "fail":
-        accept = _acceptable(timing)
-        return Judgement(gate="speedup", verdict=Verdict.FAILED, reason=reason, evidence=evidence, accept=accept)
+        return replace(found, verdict=Verdict.FAILED, accept=_acceptable(timing))
     # A smaller minimum helps only if the interval reaches below the present one.
     accept = _acceptable(timing) if timing.speedup.low < min_speedup else None
-    return _undecided(timing, min_speedup, evidence, accept)
+    return _undecided(replace(found, verdict=Verdict.INCONCLUSIVE, accept=accept), timing, min_speedup, over)
 
 
-def _undecided(timing: Timing, min_speedup: float, evidence: tuple[str, ...], accept: float | None) -> Judgement:
+def _undecided(found: Judgement, timing: Timing, min_speedup: float, over: Over) -> Judgement:
     if _at_threshold(timing.speedup, min_speedup):
-        reason = f"{found_text(timing)}: at the threshold of {factor_text(min_speedup)}"
-        remedy = "more time will not decide it"
-    else:
-        why = _why_open(timing, min_speedup) or f"not decided within {seconds_text(timing.measure_ns)}"
-        reason = f"{found_text(timing)}; this test asks for {factor_text(min_speedup)}: {why}"
-        remedy = "to decide: a larger --cudagraph-time-budget"
-        if abs(math.log(timing.speedup.estimate / min_speedup)) < math.log1p(timing.detectable_ratio) < math.inf:
-            found = percent_text(timing.detectable_ratio)
-            evidence = (*evidence, f"a run this long finds a difference of {found} in 80 of 100 cases")
-    return Judgement(
-        gate="speedup", verdict=Verdict.INCONCLUSIVE, reason=reason, evidence=evidence, remedy=remedy, accept=accept
-    )
+        reason = f"{found_text(timing, over)}: at the threshold of {factor_text(min_speedup)}"
+        return replace(found, reason=reason, remedy="more time will not decide it")
+    why = _why_open(timing, min_speedup) or f"not decided within {seconds_text(timing.measure_ns)}"
+    evidence = found.evidence
+    if abs(math.log(timing.speedup.estimate / min_speedup)) < math.log1p(timing.detectable_ratio) < math.inf:
+        least = percent_text(timing.detectable_ratio)
+        evidence = (*evidence, f"a run this long finds a difference of {least} in 80 of 100 cases")
+    remedy = "to decide: a larger --cudagraph-time-budget"
+    return replace(found, reason=f"{found.reason}: {why}", evidence=evidence, remedy=remedy)
 
 
 def _why_open(timing: Timing, min_speedup: float) -> str:
@@ -94,6 +96,10 @@ def _evidence(batch: MeasuredBatch, min_speedup: float) -> tuple[str, ...]:
         other_kernels = None not in (kernels, saved.kernels) and kernels != saved.kernels
         lines.append(moved_text(timing, saved, batch.device, change.reference_ns, other_kernels=other_kernels))
     return (*lines, *timing.notes)
+
+
+def _compiled_evidence(batch: MeasuredBatch) -> tuple[str, ...]:
+    return (timing_text(batch.timing, batch.device, "compiled"), *batch.timing.notes)
 
 
 def _acceptable(timing: Timing) -> float | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 from pytest_cudagraph.baseline import PRIOR_SPREAD
 from pytest_cudagraph.units import factor_text, latency_text, percent_text, plural, seconds_text
@@ -39,19 +40,24 @@ def interval_text(speedup: Interval) -> str:
     return f"95% interval {speedup.low:.2f}-{speedup.high:.2f}"
 
 
-def found_text(timing: Timing) -> str:
+Over = Literal["eager", "compiled"]
+"""What a replay is faster than."""
+
+
+def found_text(timing: Timing, over: Over = "eager") -> str:
     """``replay is 1.07x eager (95% interval 1.05-1.09)``."""
-    return f"replay is {factor_text(timing.speedup.estimate)} eager ({interval_text(timing.speedup)})"
+    other = "eager" if over == "eager" else "the compiled code"
+    return f"replay is {factor_text(timing.speedup.estimate)} {other} ({interval_text(timing.speedup)})"
 
 
-def timing_text(timing: Timing, device: DeviceInfo | None = None) -> str:
+def timing_text(timing: Timing, device: DeviceInfo | None = None, over: Over = "eager") -> str:
     """``eager 120.0 µs, replay 112.1 µs, 34 interleaved blocks in 0.9 s, noise floor 0.4 %``.
 
     The latencies are those of the judged blocks. Times of the CPU twin begin with ``cpu:``, to distinguish them from
     a GPU's.
     """
     medians = timing.medians
-    arms = f"eager {latency_text(medians.eager_ns)}"
+    arms = f"{over} {latency_text(medians.eager_ns)}"
     if medians.compiled_ns is not None:
         arms += f", compiled {latency_text(medians.compiled_ns)}"
     label = "cpu: " if device is not None and device.kind == "cpu" else ""

@@ -66,6 +66,8 @@ class TimingRequest:
     budget_ns: float
     seed: int
     constants: Constants = NO_CONSTANTS
+    over_compiled: bool = False
+    """Whether the replay is timed against the compiled code. ``eager`` of the result is then this code."""
 
 
 @contextmanager
@@ -161,6 +163,8 @@ def _busy_ns(graph: CapturedGraph, timing: Timing, prepare: Callable[[], object]
 
 def _arms(request: TimingRequest, model: PreparedModel, arguments: CallArguments) -> measure.Arms:
     eager, compiled, graph = model.eager, request.compiled, request.graph
+    if request.over_compiled and compiled is not None:
+        eager, compiled = compiled, None
     if arguments.is_changed:
         return measure.Arms(
             eager=lambda: eager(*arguments.args, **arguments.kwargs),

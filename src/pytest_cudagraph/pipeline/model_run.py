@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pytest_cudagraph import audit, capture, check, compile, gate, hazards
@@ -21,7 +21,7 @@ from pytest_cudagraph.pipeline.run_results import RunResults
 from pytest_cudagraph.protocols import Model, ShowProgress
 from pytest_cudagraph.settings.case import Case
 from pytest_cudagraph.units import to_ns
-from pytest_cudagraph.values import GraphReport, Judgement, Timing
+from pytest_cudagraph.values import GraphReport, Judgement, MeasuredBatch, Timing
 
 
 def run_stages(run: ModelRun) -> GraphReport:
@@ -188,6 +188,8 @@ class ModelRun:
                 constants=self.results.constants,
             )
             self._gate(batch_size, time_batch(request, self.model, self.device_context, self._show))
+            if self.case.min_over_compiled is not None:
+                self._gate_over_compiled(request, self.case.min_over_compiled)
 
     def _gate(self, batch_size: int, timing: Timing) -> None:
         case, results = self.case, self.results
@@ -199,6 +201,15 @@ class ModelRun:
         results.judge(batch_size, gate.judge_structure(batch, case.max_new_kernels))
         results.judge(batch_size, gate.judge_speedup(batch, case.min_speedup[batch_size]))
         results.judge(batch_size, latency)
+
+    def _gate_over_compiled(self, request: TimingRequest, least: float) -> None:
+        """A measurement of its own: what decides about eager says little about the compiled code."""
+        request = replace(request, min_speedup=least, over_compiled=True)
+        timing = time_batch(request, self.model, self.device_context, self._show)
+        batch = MeasuredBatch(
+            timing=timing, device=self.device_context.device, why_not_judged=self.device_context.why_not_judged
+        )
+        self.results.judge(request.batch_size, gate.judge_speedup(batch, least, over="compiled"))
 
     def finish(self) -> GraphReport:
         """Judge the batch sizes against another revision, if one was measured, and report."""

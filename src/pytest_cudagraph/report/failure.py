@@ -22,6 +22,9 @@ def accept_hints(report: GraphReport, missed: Sequence[Judgement]) -> list[str]:
     if kernels is not None:
         marker = f"@pytest.mark.graph_speedup(max_new_kernels={kernels:g})"
         lines.append(f"to accept: {marker}, or {report.update_option}")
+    over_compiled = min((each.accept or 0.0 for each in missed if each.gate == "over-compiled"), default=0.0)
+    if over_compiled:
+        lines.append(f"to accept: @pytest.mark.graph_speedup(min_over_compiled={over_compiled:.2f})")
     slowdown = _largest(missed, "base")
     if slowdown is not None:
         lines.append(f"to accept: --cudagraph-base-slowdown={slowdown:.2f}")

@@ -44,6 +44,10 @@ _MIN_TEST = 20
 """With less width for a test's name, the intervals are left out."""
 
 
+_SLOWER_RATIO = 0.95
+"""Below it a replay is called slower than the compiled code. The figure has no interval, and noise is no finding."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
     """One line of the table. Times in nanoseconds, None if there is nothing to show."""
@@ -135,7 +139,8 @@ def render(rows: Sequence[Row]) -> list[str]:
 
 def columns_of(compiled: bool) -> list[Column]:
     """The titles of the table."""
-    numbers = ["batch", "eager", *(["compiled"] if compiled else []), "replay", "speedup", "target"]
+    numbers = ["batch", "eager", *(["compiled"] if compiled else []), "replay"]
+    numbers += [*(["graph"] if compiled else []), "speedup", "target"]
     return [Column(title=title, right=title in numbers) for title in ("test", *numbers, "verdict")]
 
 
@@ -147,10 +152,22 @@ def cells_of(row: Row, *, compiled: bool, interval: bool) -> list[str]:
         _latency(row.eager_ns),
         *([_latency(row.compiled_ns)] if compiled else []),
         _latency(row.replay_ns),
+        *([_graph_share(row)] if compiled else []),
         _speedup(row.speedup, interval=interval),
         "-" if row.min_speedup is None else factor_text(row.min_speedup),
         row.word,
     ]
+
+
+def _graph_share(row: Row) -> str:
+    """The part of the speedup that is the graph's own: compiled code over replay."""
+    return "-" if row.compiled_ns is None or not row.replay_ns else factor_text(row.compiled_ns / row.replay_ns)
+
+
+def _slower_than_compiled(row: Row) -> str:
+    if row.compiled_ns is None or not row.replay_ns or row.compiled_ns > _SLOWER_RATIO * row.replay_ns:
+        return ""
+    return f"the replay is slower than the compiled code: {_graph_share(row)}, so the speedup is the compiler's alone"
 
 
 def _latency(nanoseconds: float | None) -> str:
@@ -178,5 +195,6 @@ def _named_once(rows: Sequence[Row]) -> list[Row]:
 def _with_notes(rows: Sequence[Row], lines: Sequence[str]) -> list[str]:
     found: list[str] = []
     for row, line in zip(rows, lines, strict=True):
-        found += [line, *wrapped(row.note, MAX_WIDTH, indent="  ")]
+        notes = [note for note in (row.note, _slower_than_compiled(row)) if note]
+        found += [line, *(part for note in notes for part in wrapped(note, MAX_WIDTH, indent="  "))]
     return found

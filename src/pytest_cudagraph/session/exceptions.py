@@ -105,6 +105,7 @@ _FAILURES: dict[str, type[errors.GraphTestFailure]] = {
     "capture": errors.CaptureFailed,
     "check": errors.ReplayMismatch,
     "speedup": errors.SpeedupTooLow,
+    "over-compiled": errors.SpeedupTooLow,
     "baseline": errors.SlowerThanBaseline,
     "structure": errors.TooManyKernels,
     "base": errors.SlowerThanBase,

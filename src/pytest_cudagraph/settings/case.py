@@ -30,6 +30,8 @@ class Case:
     min_speedup: Mapping[int, float]
     max_slowdown: float
     max_new_kernels: int | None
+    min_over_compiled: float | None
+    """The least speedup of the replay over the compiled code. None: shown and not judged."""
     compile: CompileMode
     device: DeviceOption
     rtol: float | None
@@ -111,6 +113,12 @@ def make_case(nodeid: str, call: CallSettings, mark: MarkSettings, settings: Set
             check_covered(minimum, sizes)
         except ValueError as mistake:
             raise InputError(str(mistake)) from None
+    mode = _first(call.compile, mark.compile, settings.compile)
+    if mark.min_over_compiled is not None and mode == "none":
+        raise InputError(
+            f"min_over_compiled={mark.min_over_compiled:g} needs compiled code to compare with; found compile='none'\n"
+            "  to fix: compile='inductor' or 'aot', or leave min_over_compiled out"
+        )
     per_size = minimum if isinstance(minimum, Mapping) else dict.fromkeys(sizes, minimum)
     return Case(
         nodeid=nodeid,
@@ -119,7 +127,8 @@ def make_case(nodeid: str, call: CallSettings, mark: MarkSettings, settings: Set
         min_speedup={size: per_size.get(size, settings.min_speedup) for size in sizes},
         max_slowdown=_first(call.max_slowdown, mark.max_slowdown, settings.max_slowdown),
         max_new_kernels=mark.max_new_kernels,
-        compile=_first(call.compile, mark.compile, settings.compile),
+        min_over_compiled=mark.min_over_compiled,
+        compile=mode,
         device=_first(mark.device, settings.device),
         rtol=_first(call.rtol, mark.rtol, None),
         atol=_first(call.atol, mark.atol, None),

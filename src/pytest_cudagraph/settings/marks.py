@@ -38,8 +38,8 @@ DECODE_MARK = "decode"
 DECODE_FIXTURES = frozenset({"decode_engine"})
 
 MARK_HELP = (
-    f"{MARK}(min=1.15 | {{batch: min}}, *, max_slowdown, max_new_kernels, batch_sizes, compile, device, rtol, atol, "
-    "time_budget): gate the CUDA graph of the model that the test hands to the cudagraph fixtures"
+    f"{MARK}(min=1.15 | {{batch: min}}, *, max_slowdown, max_new_kernels, min_over_compiled, batch_sizes, compile, "
+    "device, rtol, atol, time_budget): gate the CUDA graph of the model that the test hands to the cudagraph fixtures"
 )
 DECODE_MARK_HELP = (
     f"{DECODE_MARK}(*, min_speedup=1.15 | {{batch: min}}, prompt_lengths, output_lengths, batch_sizes, max_slowdown, "
@@ -61,6 +61,7 @@ MARK_PARSERS: dict[str, Callable[[Any], Any]] = {
     "min": min_speedups,
     "max_slowdown": fraction(may_be_off=True),
     "max_new_kernels": whole_number,
+    "min_over_compiled": number(above=0),
     "batch_sizes": distinct_sizes,
     "compile": one_of(*COMPILE_MODES),
     "device": one_of(*DEVICES),
@@ -85,6 +86,7 @@ class MarkSettings:
     min: float | Mapping[int, float] | None = None
     max_slowdown: float | None = None
     max_new_kernels: int | None = None
+    min_over_compiled: float | None = None
     batch_sizes: tuple[int, ...] | None = None
     compile: CompileMode | None = None
     device: DeviceOption | None = None

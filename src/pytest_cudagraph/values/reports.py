@@ -12,7 +12,7 @@ from pytest_cudagraph.values.saved import BaseComparison, Comparison, NoBaseline
 from pytest_cudagraph.values.timings import DeviceInfo, Timing
 
 GateName = Literal[
-    "eager", "audit", "compile", "capture", "check", "speedup", "baseline", "structure", "base",
+    "eager", "audit", "compile", "capture", "check", "speedup", "over-compiled", "baseline", "structure", "base",
     "steps", "tokens", "bytes", "lookup",
 ]  # fmt: skip
 

@@ -21,6 +21,7 @@ from pytest_cudagraph.errors import EagerFailed, InputError
 from pytest_cudagraph.measure import PerfCounterClock
 from pytest_cudagraph.pipeline.device_context import Reference
 from pytest_cudagraph.pipeline.model_errors import fix_for, places_of
+from pytest_cudagraph.report import failure_text
 from pytest_cudagraph.settings.case import CallSettings, ModelCall, make_case
 from pytest_cudagraph.settings.marks import MarkSettings
 from pytest_cudagraph.settings.options import OPTIONS, Settings
@@ -392,3 +393,27 @@ def test_the_twin_runs_with_its_own_threads_and_gives_torch_back_the_old_number(
 def test_the_device_of_a_run_has_the_threads_that_were_asked_for(tmp_path):
     settings = replace(DEFAULTS, device="cpu", threads=3, rootdir=tmp_path)
     assert pipeline.open_device_context("cpu", settings).device.threads == 3
+
+
+def test_a_gain_over_compiled_code_is_measured_against_it(packaged_as_exported, tmp_path):
+    """The second measurement of the size does not call the model."""
+    called, eager_calls = [], []
+
+    def measure(arms, *, rule, **options):
+        before = len(called)
+        arms.eager()
+        eager_calls.append(len(called) - before)
+        decision = "pass" if rule.target_ratio < 1 else "fail"
+        return replace(facts.timing(), target_ratio=rule.target_ratio, decision=decision)
+
+    model = Mlp().eval()
+    model.register_forward_hook(lambda *_: called.append(1))
+    run = run_of(model, context_of(measure=measure), compile="aot", batch_sizes=(1,))
+    run = replace(run, case=replace(run.case, min_over_compiled=1.05), cache_folder=lambda: tmp_path)
+    with run:
+        report = pipeline.run_stages(run)
+    assert eager_calls == [1, 0]
+    (missed,) = [each for each in report.at(1).judgements if each.verdict.fails]
+    assert (missed.gate, report.at(1).verdict) == ("over-compiled", Verdict.FAILED)
+    assert missed.reason.startswith("replay is 2.00x the compiled code")
+    assert "min_over_compiled=1.95)" in failure_text(report)

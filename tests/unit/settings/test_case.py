@@ -68,6 +68,15 @@ def test_a_minimum_for_a_batch_size_that_is_not_measured_is_refused():
         case_of(MarkSettings(min={96: 1.0}), batch_sizes=[1])
 
 
+def test_a_gain_over_compiled_code_needs_a_compiler():
+    mark = MarkSettings(min_over_compiled=1.05)
+    assert case_of(mark, compile="aot").min_over_compiled == 1.05
+    with pytest.raises(
+        InputError, match=r"min_over_compiled=1.05 needs compiled code .*; found compile='none'\n  to fix"
+    ):
+        case_of(mark)
+
+
 @pytest.mark.parametrize(
     ("call", "text"),
     [

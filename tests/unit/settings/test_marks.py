@@ -17,6 +17,7 @@ MISTAKES = {
     "min={}": "min takes a number above 0, or {batch size: number above 0}; found {}",
     "max_slowdown=-1": "max_slowdown takes a fraction from 0 to 1 (10 % is 0.1), or inf for no limit; found -1",
     "max_slowdown=5": "max_slowdown takes a fraction from 0 to 1 (5 % is 0.05), or inf for no limit; found 5",
+    "min_over_compiled=0": "min_over_compiled takes a number above 0; found 0",
     "max_new_kernels=1.5": "max_new_kernels takes a whole number of at least 0; found 1.5",
     "batch_sizes=[]": "batch_sizes takes distinct whole numbers of at least 1, such as 1,2,4,8; found []",
     "batch_sizes=[1, 1]": "batch_sizes takes distinct whole numbers of at least 1, such as 1,2,4,8; found [1, 1]",
