@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -58,16 +59,23 @@ def compare_revisions(name: str, command: Command, max_slowdown: float, progress
             "head": _side("the working tree", revision.top, revision.top, command, folder),
         }
         samples: dict[str, list[Sample]] = {"base": [], "head": []}
+        begin_s = time.monotonic()
         for before, look in zip((0, *LOOKS), LOOKS, strict=False):
             for number, order in enumerate(base_revision.run_order(before, look), start=before):
                 for side in order:
-                    progress(f"{side}, process {number + 1} of {look}")
+                    left = _left_text(time.monotonic() - begin_s, sum(map(len, samples.values())), 2 * look)
+                    progress(f"{side}, process {number + 1} of {look}{left}")
                     samples[side].append(sides[side].sample(folder / f"{side}-{number}"))
                 _check_imports(samples["base"][-1], revision.top, tree, str(revision))
             found = pair(samples["base"], samples["head"], str(revision))
             if not _is_open(found, max_slowdown):
                 break
     return AgainstBase(revision=str(revision), max_slowdown=max_slowdown, found=found)
+
+
+def _left_text(spent_s: float, done: int, of: int) -> str:
+    """``, some 40 s left``, from the processes that have ended. Empty before the first."""
+    return f", some {spent_s / done * (of - done):.0f} s left" if done else ""
 
 
 def _check_root(root: Path, top: Path) -> None:

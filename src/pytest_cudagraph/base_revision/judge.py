@@ -93,11 +93,18 @@ def _acceptable(change: Interval) -> float:
 
 
 def _evidence(found: BaseComparison) -> tuple[str, ...]:
-    replay = change_text(statistics.median(found.base_replay_ns), statistics.median(found.head_replay_ns))
     pairs = plural(len(found.head_replay_ns), "pair")
-    lines = [f"base -> head: replay {replay}, lower quartiles in {pairs} of processes, in turn"]
+    lines = [
+        f"base -> head: replay {change_text(*_levels_ns(found))}, lower quartiles in {pairs} of processes, in turn"
+    ]
     lines += [line for line in (_eager_text(found), _reference_text(found), _kernels_text(found)) if line]
     return tuple(lines)
+
+
+def _levels_ns(found: BaseComparison) -> tuple[float, float]:
+    """Base and head, of which the quotient is the change: the head as fast as the machine was for the base."""
+    base_ns = statistics.geometric_mean(found.base_replay_ns)
+    return base_ns, base_ns * (found.change.estimate if found.change else 1.0)
 
 
 def _reference_text(found: BaseComparison) -> str:
@@ -147,7 +154,7 @@ def base_table(reports: Iterable[GraphReport]) -> list[str]:
     for revision in dict.fromkeys(base.revision for _, _, base in found):
         rows = [_row(report, batch, base) for report, batch, base in found if base.revision == revision]
         divided = any(base.revision == revision and base.head_reference_ns for _, _, base in found)
-        change = "; change: relative to the reference workload" if divided else ""
+        change = "; head as fast as the reference workload was for base" if divided else ""
         lines += [f"replay at {revision} (base) and in the working tree (head), lower quartiles of processes{change}"]
         lines += grid(_COLUMNS, _named_once(rows))
     return lines
@@ -162,7 +169,7 @@ def _row(report: GraphReport, batch: BatchReport, base: BaseComparison) -> list[
     verdict = judgement.verdict.value.replace("-", " ") if judgement else "-"
     if base.change is None:
         return [report.name, str(batch.batch_size), "-", "-", "-", "-", base.missing]
-    before_ns, after_ns = statistics.median(base.base_replay_ns), statistics.median(base.head_replay_ns)
+    before_ns, after_ns = _levels_ns(base)
     return [
         report.name,
         str(batch.batch_size),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_cudagraph.base_revision import CollectedOutcome, Sample, SampledBatch
-from pytest_cudagraph.base_revision.comparison import pair
+from pytest_cudagraph.base_revision.comparison import _left_text, pair
 from pytest_cudagraph.base_revision.judge import judge_base
 from pytest_cudagraph.values import Verdict
 
@@ -96,3 +96,7 @@ def test_what_the_head_measures_now_and_then_is_not_compared():
         Verdict.NOT_JUDGED,
         "not compared with v1 (abc): not measured in every process of the head: FileNotFoundError: weights.bin",
     )
+
+
+def test_the_time_left_is_that_of_the_processes_to_come():
+    assert [_left_text(12.0, done, 10) for done in (0, 2, 4)] == ["", ", some 48 s left", ", some 18 s left"]
