@@ -14,6 +14,8 @@ def main() -> int:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     here = Path(__file__).parent
     options = ["--cudagraph", f"--cudagraph-device={device}", "--cudagraph-update=changed", "-p", "no:cacheprovider"]
+    # The run ends with the name of this page.
+    options.append("--cudagraph-html=cudagraph-demo.html")
     return pytest.main([str(here), "--rootdir", str(here.parent), *options, *sys.argv[1:]])
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any
 from pytest_cudagraph import environment, files, gate, record, report
 from pytest_cudagraph.base_revision.judge import base_table
 from pytest_cudagraph.baseline import JsonStore, Key, is_part_of, normal_name
-from pytest_cudagraph.errors import BaselineError
+from pytest_cudagraph.errors import BaselineError, CudagraphError
 from pytest_cudagraph.foreign import printable, printable_lines
 from pytest_cudagraph.settings.options import Settings
 from pytest_cudagraph.values import DeviceInfo, GraphReport, SavedBatch
@@ -42,7 +42,7 @@ class CollectedTests:
     given_sizes: frozenset[int] = frozenset()
     """The batch sizes of the command line. Empty where it gives none."""
     folder: Path = field(default_factory=Path)
-    """The folder in which pytest was called. ``--cudagraph-json`` is relative to it."""
+    """The folder in which pytest was called. The paths of documents are relative to it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +68,7 @@ def end_run(
     saved: Mapping[DeviceInfo, Mapping[Key, SavedBatch]] | None = None,
     calls: list[dict[str, Any]] | None = None,
 ) -> RunSummary:
-    """Write the baseline and the JSON document, and make the summary.
+    """Write the baseline, the JSON document and the HTML page, and make the summary.
 
     ``saved`` are the entries read at the start, by device. The file of another device is read now. ``calls`` are those
     that ``perf_monitor`` recorded, for the document.
@@ -82,8 +82,8 @@ def end_run(
     summary.lines += base_table(reports)
     if settings.suggest:
         summary.lines += report.suggestions(reports)
-    if settings.json:
-        _write_document(collected.folder / settings.json, reports, calls or [], settings, summary)
+    if settings.json or settings.html:
+        _write_documents(reports, calls or [], settings, collected.folder, summary)
     return RunSummary(
         table=tuple(map(printable, report.table(reports))),
         lines=tuple(map(printable, summary.lines)),
@@ -231,26 +231,34 @@ def _shown(path: Path, root: Path) -> str:
     return path.relative_to(root).as_posix() if path.is_relative_to(root) else path.as_posix()
 
 
-def _write_document(
-    path: Path,
+def _write_documents(
     reports: Sequence[GraphReport],
     calls: Sequence[Mapping[str, Any]],
     settings: Settings,
+    folder: Path,
     summary: _SummaryLines,
 ) -> None:
-    device = next(iter(_devices(reports)), None)
+    device, commit = next(iter(_devices(reports)), None), environment.commit(settings.rootdir)
+    found = report.document(reports, device, settings, calls, date=_now(), commit=commit)
+    if settings.json:
+        _write("--cudagraph-json", settings.json, folder, lambda: report.json_text(found), summary)
+    if settings.html:
+        written = _write("--cudagraph-html", settings.html, folder, lambda: report.page(found), summary)
+        summary.lines += [f"wrote the page {_shown(folder / settings.html, folder)}"] if written else []
+
+
+def _write(flag: str, path: str, folder: Path, text_of: Callable[[], str], summary: _SummaryLines) -> bool:
+    """Write a document whole or not at all. A failure is a line of the summary."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        found = report.document(
-            reports, device, settings, calls, date=_now(), commit=environment.commit(settings.rootdir)
-        )
-        files.write_text(path, report.json_text(found))
-    except (OSError, ValueError) as error:
+        target = folder / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        files.write_text(target, text_of())
+    except (OSError, ValueError, CudagraphError) as error:
         # ValueError: a path with a null character.
         reason = getattr(error, "strerror", None) or error
-        summary.problems.append(
-            f"--cudagraph-json: {settings.json} could not be written: {reason}; nothing was changed"
-        )
+        summary.problems.append(f"{flag}: {path} could not be written: {reason}; nothing was changed")
+        return False
+    return True
 
 
 def header_line(device: DeviceInfo, baseline_file: Path, settings: Settings, *, judged: bool) -> str:

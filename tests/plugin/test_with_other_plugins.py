@@ -7,6 +7,8 @@ import os
 
 import pytest
 
+from pytest_cudagraph.cli import main
+
 GOOD = "cudagraph(Mlp().eval(), torch.randn(1, 16), min_speedup=0.01)"
 
 
@@ -155,6 +157,18 @@ def test_the_json_document_holds_failing_tests_too(project):
     )
 
 
+def test_the_page_of_a_run_is_the_page_of_its_document(project, capsys):
+    project.write(good=GOOD, wrong="cudagraph(WrongUnderCapture().eval(), torch.randn(1, 16))")
+    result = project.measure("--cudagraph-json=run.json", "--cudagraph-html=deep/run.html")
+    result.stdout.fnmatch_lines(["wrote the page deep/run.html"])
+    page = (project.path / "deep" / "run.html").read_text(encoding="utf-8")
+    assert "<title>CUDA graphs: 2 wrong, 2 passed</title>" in page
+
+    assert main(["report", "run.json", "--html", "again.html"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "wrote again.html"
+    assert (project.path / "again.html").read_text(encoding="utf-8") == page
+
+
 def test_junit_carries_the_figures(project):
     project.write(good=GOOD)
     project.measure("--junit-xml=junit.xml")
@@ -179,10 +193,11 @@ def test_the_summary_shows_every_batch_size(project, golden):
 def test_a_document_that_cannot_be_written_is_a_problem_of_the_run(project, path):
     project.write(good=GOOD)
     (project.path / "folder").mkdir()
-    result = project.measure(f"--cudagraph-json={path}")
+    flags = ("--cudagraph-json", "--cudagraph-html")
+    result = project.measure(*(f"{flag}={path}" for flag in flags))
     result.assert_outcomes(passed=1)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
-    result.stdout.fnmatch_lines([f"--cudagraph-json: {path} could not be written: *; nothing was changed"])
+    result.stdout.fnmatch_lines([f"{flag}: {path} could not be written: *; nothing was changed" for flag in flags])
     assert "Traceback" not in result.stdout.str() + result.stderr.str()
     assert not list(project.path.rglob("*.tmp"))
 

@@ -275,6 +275,19 @@ def test_a_document_where_a_baseline_is_wanted_is_called_what_it_is(said, workpl
     )
 
 
+@pytest.mark.parametrize("page", ["folder", "run.json/page.html", "x" * 300])
+def test_a_page_that_cannot_be_written_is_one_line_and_exit_4(said, workplace, page):
+    (workplace / "run.json").write_text(json_text(document([report(MLP)], H200, {})), encoding="utf-8")
+    (workplace / "folder").mkdir()
+    code, out, err = said("report", "run.json", "--html", page)
+
+    assert (code, out) == (4, "")
+    assert re.fullmatch(
+        r"pytest-cudagraph: [^\n]+: the page could not be written \([^\n]+\); nothing was changed\n", err
+    )
+    assert {each.name for each in workplace.iterdir()} == {"folder", "run.json"}
+
+
 @pytest.mark.parametrize("command", [["report"], ["baseline", "show"], ["compare", "a.json"]])
 def test_missing_files_are_one_line_and_exit_4(said, command):
     code, out, err = said(*command, "./a.json")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from pytest_cudagraph import files, report
 from pytest_cudagraph.cli import baselines, doctor, first_test
-from pytest_cudagraph.cli.output import USAGE, CommandOutput
+from pytest_cudagraph.cli.output import USAGE, CommandOutput, write_page
 from pytest_cudagraph.errors import CudagraphError
 from pytest_cudagraph.foreign import printable, printable_lines
 
@@ -129,27 +129,35 @@ def make_parser() -> argparse.ArgumentParser:
     _add_explain(commands.add_parser("explain", help="explain a hazard and its fix"))
     command = commands.add_parser("report", help="show the table of a --cudagraph-json document")
     command.add_argument("file", type=Path, metavar="FILE.json")
+    command.add_argument("--html", type=Path, metavar="PAGE", help="also write the document as an HTML page")
     command.set_defaults(run=_report)
     doctor.add_command(commands.add_parser("doctor", help="test whether this machine can judge speed"))
     return parser
 
 
 def _report(arguments: argparse.Namespace) -> CommandOutput:
-    try:
-        found = json.loads(files.read_text(arguments.file))
-        rows = report.rows_of_document(found)
-    except OSError as exc:
-        raise CudagraphError(f"{arguments.file}: cannot be read ({exc.strerror})") from exc
-    except ValueError as exc:
-        raise CudagraphError(f"{arguments.file}: {exc}") from exc
+    found, rows = _document(arguments.file)
     counted = Counter(row.word for row in rows)
-    return CommandOutput(lines=[*_device_of(found), *report.render(rows), *report.closing([], counted)])
+    device = report.device_of_document(found)
+    lines = [*([device] if device else []), *report.render(rows), *report.closing([], counted)]
+    if arguments.html is not None:
+        write_page(arguments.html, _page(arguments.file, found))
+        lines.append(f"wrote {arguments.html}")
+    return CommandOutput(lines=lines)
 
 
-def _device_of(document: dict[str, Any]) -> list[str]:
-    device = document.get("device")
-    if not isinstance(device, dict):
-        return []
-    kind = "cpu: " if device.get("kind") == "cpu" else ""
-    driver = f", driver {device['driver']}" if device.get("driver") else ""
-    return [f"{kind}{device.get('name')}{driver}, torch {device.get('torch')}"]
+def _document(path: Path) -> tuple[dict[str, Any], list[report.Row]]:
+    try:
+        found = json.loads(files.read_text(path))
+        return found, report.rows_of_document(found)
+    except OSError as exc:
+        raise CudagraphError(f"{path}: cannot be read ({exc.strerror})") from exc
+    except ValueError as exc:
+        raise CudagraphError(f"{path}: {exc}") from exc
+
+
+def _page(path: Path, found: dict[str, Any]) -> str:
+    try:
+        return report.page(found)
+    except ValueError as exc:
+        raise CudagraphError(f"{path}: {exc}") from exc

@@ -3,9 +3,10 @@
 from pytest_cudagraph.report.closing import closing
 from pytest_cudagraph.report.columns import Column, grid
 from pytest_cudagraph.report.document import document, json_text, properties
-from pytest_cudagraph.report.document_rows import rows_of_document
+from pytest_cudagraph.report.document_rows import device_of_document, rows_of_document
 from pytest_cudagraph.report.failure import failure_text, suggestions
 from pytest_cudagraph.report.github import STEP_SUMMARY_BYTES, annotation, sites_of_failure, step_summary
+from pytest_cudagraph.report.page import page
 from pytest_cudagraph.report.table import Row, device_text, header, render, rows_of, table
 from pytest_cudagraph.report.transport import from_plain, to_plain
 
@@ -15,6 +16,7 @@ __all__ = [
     "Row",
     "annotation",
     "closing",
+    "device_of_document",
     "device_text",
     "document",
     "failure_text",
@@ -22,6 +24,7 @@ __all__ = [
     "grid",
     "header",
     "json_text",
+    "page",
     "properties",
     "render",
     "rows_of",

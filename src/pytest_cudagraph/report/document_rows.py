@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 from pytest_cudagraph.report.document import SCHEMA
-from pytest_cudagraph.report.table import UNTIMED, Row
+from pytest_cudagraph.report.table import UNTIMED, Row, device_text
 from pytest_cudagraph.units import to_ns
-from pytest_cudagraph.values import Interval
+from pytest_cudagraph.values import DeviceInfo, Interval
 
 
 def rows_of_document(found: Mapping[str, Any]) -> list[Row]:
@@ -20,6 +21,15 @@ def rows_of_document(found: Mapping[str, Any]) -> list[Row]:
         return [row for test in found["tests"] for row in _rows(test)]
     except (KeyError, TypeError, AttributeError) as exc:
         raise ValueError(f"damaged: {exc!r}") from exc
+
+
+def device_of_document(found: Mapping[str, Any]) -> str:
+    """The device of the run as :func:`device_text` shows it. Empty if nothing was measured."""
+    device = found.get("device")
+    if not isinstance(device, dict):
+        return ""
+    facts: dict[str, Any] = {each.name: device.get(each.name) for each in fields(DeviceInfo)}
+    return device_text(DeviceInfo(**facts))
 
 
 def _rows(test: Mapping[str, Any]) -> list[Row]:

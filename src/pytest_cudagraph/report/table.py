@@ -69,7 +69,7 @@ def table(reports: Iterable[GraphReport]) -> list[str]:
     lines: list[str] = []
     for device, own in by_device(reports).items():
         rows = [row for report in own for row in rows_of(report)]
-        short = _without_common_folder(rows)
+        short = without_common_folder(rows)
         shown = {row.test: other.test for row, other in zip(rows, short, strict=True)}
         lines += [device, *render(short), *generation_tables(own, shown)]
     return lines
@@ -83,10 +83,10 @@ def by_device(reports: Iterable[GraphReport]) -> dict[str, list[GraphReport]]:
     return found
 
 
-def _without_common_folder(rows: Sequence[Row]) -> list[Row]:
+def without_common_folder(rows: Sequence[Row]) -> list[Row]:
     """The same rows without a folder that is common to all tests."""
     names = {row.test for row in rows}
-    if any("::" not in name for name in names):
+    if not names or any("::" not in name for name in names):
         return list(rows)
     folder = posixpath.commonpath([posixpath.dirname(name.partition("::")[0]) or "." for name in names])
     return [replace(row, test=row.test.removeprefix(f"{folder}/")) for row in rows]

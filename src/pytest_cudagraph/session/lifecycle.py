@@ -38,7 +38,7 @@ from pytest_cudagraph.settings.options import read_settings
 if TYPE_CHECKING:
     from pytest_cudagraph.summary import CollectedTests
 
-_IDLE = tuple(f"--cudagraph-{name}" for name in ("base", "update", "suggest", "json", "strict", "require-gpu"))
+_IDLE = tuple(f"--cudagraph-{name}" for name in ("base", "update", "suggest", "json", "html", "strict", "require-gpu"))
 
 _INTERRUPTED = "interrupted while the results were written: each file is written whole or unchanged; run again"
 
@@ -224,9 +224,9 @@ def end(session: pytest.Session, exitstatus: int) -> None:
 
 
 def _has_summary(config: pytest.Config) -> bool:
-    """A JSON document is written even if no test used the plugin: the file of an earlier run would be misleading."""
+    """A document is written even if no test used the plugin: the file of an earlier run would be misleading."""
     stash, settings = config.stash, config.stash[SETTINGS]
-    wanted = bool(stash[OUTCOMES]) or bool(stash[DEVICE_CONTEXTS]) or settings.json is not None
+    wanted = bool(stash[OUTCOMES]) or bool(stash[DEVICE_CONTEXTS]) or bool(settings.json or settings.html)
     return settings.enabled and not config.option.collectonly and wanted
 
 

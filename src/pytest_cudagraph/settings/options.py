@@ -146,6 +146,13 @@ OPTIONS: tuple[Option, ...] = (
         flag="--cudagraph-json", default=None, parse=str, metavar="PATH", help="write all results of this run as JSON"
     ),
     Option(
+        flag="--cudagraph-html",
+        default=None,
+        parse=str,
+        metavar="PATH",
+        help="write all results of this run as one self-contained HTML page",
+    ),
+    Option(
         flag="--cudagraph-github",
         default="auto",
         parse=one_of("auto", "off"),
@@ -176,6 +183,7 @@ class Settings:
     update: Update
     strict: bool
     json: str | None
+    html: str | None = None
     threads: int = 1
     """Of torch, on the CPU twin."""
     suggest: bool = False
@@ -242,7 +250,9 @@ def read_settings(config: pytest.Config, *, workers: int = 0) -> Settings:
 def _of_sample(settings: Settings, folder: Path) -> Settings:
     """The settings of a process that only measures: no verdict on speed, no baseline, no further process."""
     document = str(folder / "run.json")
-    return replace(settings, sample=folder, json=document, github="off", base=None, update="never", strict=False)
+    return replace(
+        settings, sample=folder, json=document, html=None, github="off", base=None, update="never", strict=False
+    )
 
 
 def _read_option(config: pytest.Config, option: Option) -> Any:

@@ -30,6 +30,7 @@ GIVEN = {
     "--cudagraph-base": ("HEAD~1", "HEAD~1"),
     "--cudagraph-base-slowdown": ("0.02", 0.02),
     "--cudagraph-json": ("out.json", "out.json"),
+    "--cudagraph-html": ("out.html", "out.html"),
     "--cudagraph-threads": ("2", 2),
     "--cudagraph-github": ("off", "off"),
 }
