@@ -16,7 +16,7 @@ from pytest_cudagraph.report.plots import (
     speedup_scale,
 )
 from pytest_cudagraph.report.rendering import drawn
-from pytest_cudagraph.report.table import Row, cells_of
+from pytest_cudagraph.report.table import Row, cells_of, columns_of, notes_of
 from pytest_cudagraph.units import bytes_text, factor_text, percent_text, plural, seconds_text, to_ns
 from pytest_cudagraph.values import Verdict
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _OPEN = 20
 """Failing tests that are unfolded. With more of them a page is read by its table."""
 
-_KINDS = {"passed": "ok", "inconclusive": "warn", "not judged": "none", "missing": "none"}
+_KINDS = {"passed": "ok", "inconclusive": "warn", "not judged": "none", "no baseline yet": "none"}
 
 FACTS = ("batch", "kernels", "memory", "capture", "noise", "detectable", "blocks", "since saved", "check")
 """The titles of the table of measurements."""
@@ -48,17 +48,13 @@ class PageRow(NamedTuple):
     """Whether the row above is of the same test."""
     folder: str
     test: str
-    batch: str
-    eager: str
-    compiled: str
-    replay: str
-    speedup: str
+    cells: Mapping[str, str]
+    """By the titles of the terminal's table."""
     mark: Markup | str
     limit: str
-    target: str
-    word: str
     kind: str
-    note: str
+    word: str
+    notes: Sequence[str]
 
 
 def page_rows(found: Mapping[str, Any], rows: Sequence[Row]) -> list[PageRow]:
@@ -74,14 +70,23 @@ def page_rows(found: Mapping[str, Any], rows: Sequence[Row]) -> list[PageRow]:
 
 
 def _row(number: int, row: Row, batch: Mapping[str, Any], mark: Markup | str, *, again: bool) -> PageRow:
-    name, size, eager, compiled, replay, speedup, target, word = cells_of(row, compiled=True, interval=True)
-    file, separator, test = name.partition("::")
+    cells = dict(
+        zip((each.title for each in columns_of(True)), cells_of(row, compiled=True, interval=True), strict=True)
+    )
+    file, separator, test = row.test.partition("::")
     limit = batch.get("attainable_speedup")
     return PageRow(
-        number=number, again=again, folder=file + separator if separator else "", test=test or file, batch=size,
-        eager=eager, compiled=compiled, replay=replay, speedup=speedup, mark=mark,
-        limit=factor_text(limit) if limit else "", target=target, word=word, kind=kind_of(word), note=row.note,
-    )  # fmt: skip
+        number=number,
+        again=again,
+        folder=file + separator if separator else "",
+        test=test or file,
+        cells=cells,
+        mark=mark,
+        limit=factor_text(limit) if limit else "",
+        kind=kind_of(row.word),
+        word=row.word,
+        notes=notes_of(row),
+    )
 
 
 def _point(batch: Mapping[str, Any]) -> SpeedupPoint | None:

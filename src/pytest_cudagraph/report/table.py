@@ -195,6 +195,10 @@ def _named_once(rows: Sequence[Row]) -> list[Row]:
 def _with_notes(rows: Sequence[Row], lines: Sequence[str]) -> list[str]:
     found: list[str] = []
     for row, line in zip(rows, lines, strict=True):
-        notes = [note for note in (row.note, _slower_than_compiled(row)) if note]
-        found += [line, *(part for note in notes for part in wrapped(note, MAX_WIDTH, indent="  "))]
+        found += [line, *(part for note in notes_of(row) for part in wrapped(note, MAX_WIDTH, indent="  "))]
     return found
+
+
+def notes_of(row: Row) -> list[str]:
+    """What is shown below a row."""
+    return [note for note in (row.note, _slower_than_compiled(row)) if note]
