@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 
-from benchmarks.suite import evidence, tree  # noqa: E402
+from benchmarks.gpu_evidence import evidence, tree  # noqa: E402
 
 _SHOWN = 10
 """Digits of a hash."""

@@ -26,9 +26,9 @@ os.environ.setdefault("TEARDOWN_CUPTI", "0")
 
 import torch  # noqa: E402
 from benchmarks import capture_rules  # noqa: E402
-from benchmarks.suite import evidence, rules, schedule, tree  # noqa: E402
-from benchmarks.suite.cells import Lab  # noqa: E402
-from benchmarks.suite.models import BATCH_SIZES, MODELS, Scale  # noqa: E402
+from benchmarks.gpu_evidence import evidence, rules, schedule, tree  # noqa: E402
+from benchmarks.gpu_evidence.cells import Lab  # noqa: E402
+from benchmarks.models.definitions import BATCH_SIZES, MODELS, Scale  # noqa: E402
 
 from pytest_cudagraph import device  # noqa: E402
 from pytest_cudagraph.backends import open_backend  # noqa: E402

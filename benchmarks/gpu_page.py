@@ -11,8 +11,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 
-from benchmarks.suite import page  # noqa: E402
-from benchmarks.suite.evidence import ForeignEvidence  # noqa: E402
+from benchmarks.gpu_evidence import page  # noqa: E402
+from benchmarks.gpu_evidence.evidence import ForeignEvidence  # noqa: E402
 
 TARGET_RATIO = 1.15
 

@@ -19,7 +19,7 @@ from pytest_cudagraph.session.fixtures import (
     perf_monitor,
 )
 from pytest_cudagraph.session.tuning_fixture import tune
-from pytest_cudagraph.settings.marks import DECODE_MARK_HELP, MARK_HELP
+from pytest_cudagraph.settings.marks import DECODE_MARK_HELP, MARK_HELP, WORKLOAD_MARK_HELP
 from pytest_cudagraph.settings.options import add_options, keep_paths
 
 # pytest finds fixtures among the names of a plugin module.
@@ -47,7 +47,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config, parser: pytest.Pa
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    for text in (MARK_HELP, DECODE_MARK_HELP):
+    for text in (MARK_HELP, DECODE_MARK_HELP, WORKLOAD_MARK_HELP):
         config.addinivalue_line("markers", text)
     lifecycle.begin(config)
 

@@ -66,12 +66,14 @@ def end_run(
     collected: CollectedTests,
     settings: Settings,
     saved: Mapping[DeviceInfo, Mapping[Key, SavedBatch]] | None = None,
-    calls: list[dict[str, Any]] | None = None,
+    *,
+    calls: Sequence[Mapping[str, Any]] = (),
+    workloads: Sequence[Mapping[str, Any]] = (),
 ) -> RunSummary:
     """Write the baseline, the JSON document and the HTML page, and make the summary.
 
     ``saved`` are the entries read at the start, by device. The file of another device is read now. ``calls`` are those
-    that ``perf_monitor`` recorded, for the document.
+    that ``perf_monitor`` recorded, ``workloads`` the tests with that mark, both for the document.
 
     A file that cannot be written is a problem in the summary, not an exception. The other files are still written.
     """
@@ -82,8 +84,11 @@ def end_run(
     summary.lines += base_table(reports)
     if settings.suggest:
         summary.lines += report.suggestions(reports)
-    if settings.json or settings.html:
-        _write_documents(reports, calls or [], settings, collected.folder, summary)
+    if settings.json or settings.html or workloads:
+        first, commit = next(iter(_devices(reports)), None), environment.commit(settings.rootdir)
+        document = report.document(reports, first, settings, calls, workloads, date=_now(), commit=commit)
+        summary.lines += report.rankings(document)
+        _write_documents(document, settings, collected.folder, summary)
     return RunSummary(
         table=tuple(map(printable, report.table(reports))),
         lines=tuple(map(printable, summary.lines)),
@@ -232,14 +237,11 @@ def _shown(path: Path, root: Path) -> str:
 
 
 def _write_documents(
-    reports: Sequence[GraphReport],
-    calls: Sequence[Mapping[str, Any]],
+    found: Mapping[str, Any],
     settings: Settings,
     folder: Path,
     summary: _SummaryLines,
 ) -> None:
-    device, commit = next(iter(_devices(reports)), None), environment.commit(settings.rootdir)
-    found = report.document(reports, device, settings, calls, date=_now(), commit=commit)
     if settings.json:
         _write("--cudagraph-json", settings.json, folder, lambda: report.json_text(found), summary)
     if settings.html:

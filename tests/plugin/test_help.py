@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pytest_cudagraph.settings.marks import DECODE_FIXTURES, DECODE_MARK, FIXTURES, MARK
+from pytest_cudagraph.settings.marks import DECODE_FIXTURES, DECODE_MARK, FIXTURES, MARK, WORKLOAD_MARK
 from pytest_cudagraph.settings.options import OPTIONS
 
 
@@ -18,6 +18,6 @@ def test_help_lists_every_option_with_its_words(project):
 
 def test_marks_and_fixtures_are_described(project):
     markers = project.run("--markers").stdout.str()
-    assert all(f"@pytest.mark.{mark}(" in markers for mark in (MARK, DECODE_MARK))
+    assert all(f"@pytest.mark.{mark}(" in markers for mark in (MARK, DECODE_MARK, WORKLOAD_MARK))
     fixtures = project.run("--fixtures").stdout.str()
     assert all(f"\n{name} -- " in fixtures for name in FIXTURES | DECODE_FIXTURES)

@@ -66,6 +66,7 @@ def folder(workplace):
         ["check"],
         ["explain"],
         ["report"],
+        ["suite"],
         ["doctor"],
     ],
 )
@@ -418,3 +419,36 @@ def test_a_reader_that_has_seen_enough_is_no_error():
     found = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, timeout=60, check=False)
     os.close(writer)
     assert (found.returncode, found.stderr) == (0, b"")
+
+
+def run_of(path, name, replay_us):
+    marked = [{"nodeid": name, "group": "decoder", "name": "gpt2", "error": None}]
+    found = document([report(name, batch(8, timing=timing(120.0, replay_us)))], H200, {}, (), marked)
+    path.write_text(json_text(found), encoding="utf-8")
+    return path.name
+
+
+def test_suite_shows_the_rankings_of_a_run_and_what_moved_in_another(said, workplace, golden):
+    old, new = run_of(workplace / "old.json", GPT, 60.0), run_of(workplace / "new.json", GPT, 80.0)
+    rankings, moved = said("suite", old), said("suite", old, new)
+    assert (rankings[0], moved[0]) == (0, 0)
+    golden("cli/suite.txt", f"{rankings[1]}\n{moved[1]}")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (None, "cannot be read"),
+        ("[", "Expecting value"),
+        ("{}", "not a document of schema 1"),
+        ('{"schema": 1, "device": null, "tests": []}', "no test of this run has the mark workload"),
+        ('{"schema": 1, "device": null, "tests": [], "workloads": [3]}', "damaged"),
+    ],
+)
+def test_suite_refuses_what_is_no_run_with_workloads(said, workplace, text, told):
+    if text is not None:
+        (workplace / "run.json").write_text(text, encoding="utf-8")
+    code, out, error = said("suite", "run.json")
+    assert (code, out) == (4, "")
+    assert error.startswith("pytest-cudagraph: run.json: ")
+    assert told in error

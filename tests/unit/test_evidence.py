@@ -17,9 +17,9 @@ pytest.importorskip("numpy", reason="the benchmarks need numpy")
 
 import torch
 from benchmarks import capture_rules, evidence_age, gpu_page
-from benchmarks.suite import arms, cells, evidence, extras, loop, page, rules, schedule, tree
-from benchmarks.suite.arms import NotAvailable
-from benchmarks.suite.models import Scale
+from benchmarks.gpu_evidence import arms, cells, evidence, extras, loop, page, rules, schedule, tree
+from benchmarks.gpu_evidence.arms import NotAvailable
+from benchmarks.models.definitions import Scale
 
 from pytest_cudagraph.backends import open_backend
 

@@ -6,11 +6,13 @@ from pytest_cudagraph.baseline.history import (
     PRIOR_SPREAD,
     arms_moved,
     change,
+    change_of_sessions,
     continued,
     history,
     is_continued,
     latency_change,
     session_of,
+    session_of_arm,
 )
 from pytest_cudagraph.baseline.names import Key, is_part_of, normal_name, parametrized, slug
 from pytest_cudagraph.baseline.schema import SCHEMA, Content, parse
@@ -27,6 +29,7 @@ __all__ = [
     "Key",
     "arms_moved",
     "change",
+    "change_of_sessions",
     "continued",
     "history",
     "is_continued",
@@ -39,6 +42,7 @@ __all__ = [
     "records_of",
     "remove_from",
     "session_of",
+    "session_of_arm",
     "slug",
     "text_of",
 ]

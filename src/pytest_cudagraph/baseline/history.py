@@ -66,16 +66,22 @@ _ARM_MOVED_LOG = 2 * PRIOR_SPREAD
 
 def session_of(timing: Timing, device: DeviceInfo, *, date: str = "", commit: str = "") -> Session:
     """What a baseline keeps of a measurement."""
-    reference = timing.reference
+    return session_of_arm(timing.replay, timing.reference, device.software, date=date, commit=commit)
+
+
+def session_of_arm(
+    arm: Latency, reference: Latency | None, software: str, *, date: str = "", commit: str = ""
+) -> Session:
+    """The same of one arm, with the reference workload that was timed beside it."""
     return Session(
         date=date,
         commit=commit,
-        software=device.software,
-        q25_ns=timing.replay.q25_ns,
-        median_ns=timing.replay.median_ns,
+        software=software,
+        q25_ns=arm.q25_ns,
+        median_ns=arm.median_ns,
         reference_q25_ns=reference.q25_ns if reference else None,
         reference_median_ns=reference.median_ns if reference else None,
-        unrest_log=max(map(_beyond_rest_log, (reference, timing.replay))) if reference else 0.0,
+        unrest_log=max(map(_beyond_rest_log, (reference, arm))) if reference else 0.0,
     )
 
 
@@ -92,12 +98,17 @@ def latency_change(saved: SavedBatch | NoBaseline, timing: Timing, device: Devic
 
 
 def change(saved: SavedBatch, now: Session) -> LatencyChange:
-    """Compare a session with those of ``saved``, each divided by its reference workload if possible.
+    """Compare a session with those of ``saved``. See :func:`change_of_sessions`."""
+    return change_of_sessions(history(saved), now)
+
+
+def change_of_sessions(sessions: Sequence[Session], now: Session) -> LatencyChange:
+    """Compare a session with earlier ones, each divided by its reference workload if possible.
 
     Latencies are not divided without a reference, or if the software differs: then the reference changed as well, and
     would hide the cost of the change. A disturbed reference can prevent a failure, never cause one.
     """
-    sessions = history(saved)[-KEPT:]
+    sessions = sessions[-KEPT:]
     divisible = [each for each in sessions if each.reference_median_ns and each.software == now.software]
     if not divisible or now.reference_median_ns is None:
         return _least_change(sessions, now, divided=False)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import difflib
 import io
-import json
 import os
 import sys
 from collections import Counter
@@ -14,9 +13,9 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from pytest_cudagraph import files, report
-from pytest_cudagraph.cli import baselines, doctor, first_test
-from pytest_cudagraph.cli.output import USAGE, CommandOutput, write_page
+from pytest_cudagraph import report
+from pytest_cudagraph.cli import baselines, doctor, first_test, suite
+from pytest_cudagraph.cli.output import USAGE, CommandOutput, read_document, write_page
 from pytest_cudagraph.errors import CudagraphError
 from pytest_cudagraph.foreign import printable, printable_lines
 
@@ -131,12 +130,13 @@ def make_parser() -> argparse.ArgumentParser:
     command.add_argument("file", type=Path, metavar="FILE.json")
     command.add_argument("--html", type=Path, metavar="PAGE", help="also write the document as an HTML page")
     command.set_defaults(run=_report)
+    suite.add_command(commands.add_parser("suite", help="rank the workloads of a --cudagraph-json document"))
     doctor.add_command(commands.add_parser("doctor", help="test whether this machine can judge speed"))
     return parser
 
 
 def _report(arguments: argparse.Namespace) -> CommandOutput:
-    found, rows = _document(arguments.file)
+    found, rows = read_document(arguments.file)
     counted = Counter(row.word for row in rows)
     device = report.device_of_document(found)
     lines = [*([device] if device else []), *report.render(rows), *report.closing([], counted)]
@@ -144,16 +144,6 @@ def _report(arguments: argparse.Namespace) -> CommandOutput:
         write_page(arguments.html, _page(arguments.file, found))
         lines.append(f"wrote {arguments.html}")
     return CommandOutput(lines=lines)
-
-
-def _document(path: Path) -> tuple[dict[str, Any], list[report.Row]]:
-    try:
-        found = json.loads(files.read_text(path))
-        return found, report.rows_of_document(found)
-    except OSError as exc:
-        raise CudagraphError(f"{path}: cannot be read ({exc.strerror})") from exc
-    except ValueError as exc:
-        raise CudagraphError(f"{path}: {exc}") from exc
 
 
 def _page(path: Path, found: dict[str, Any]) -> str:

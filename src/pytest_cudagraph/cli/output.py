@@ -1,12 +1,14 @@
-"""The output of a command and its exit code."""
+"""The output of a command, its exit code, and the files that commands read and write."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from pytest_cudagraph import files
+from pytest_cudagraph import files, report
 from pytest_cudagraph.errors import CudagraphError
 
 FINE, REGRESSION, INCONCLUSIVE, USAGE = 0, 1, 2, 4
@@ -29,3 +31,14 @@ def write_page(path: Path, text: str) -> None:
         # ValueError: a path with a null character.
         reason = getattr(exc, "strerror", None) or exc
         raise CudagraphError(f"{path}: the page could not be written ({reason}); nothing was changed") from exc
+
+
+def read_document(path: Path) -> tuple[dict[str, Any], list[report.Row]]:
+    """A document of ``--cudagraph-json`` and its rows. Raises :class:`~pytest_cudagraph.errors.CudagraphError`."""
+    try:
+        found = json.loads(files.read_text(path))
+        return found, report.rows_of_document(found)
+    except OSError as exc:
+        raise CudagraphError(f"{path}: cannot be read ({exc.strerror})") from exc
+    except ValueError as exc:
+        raise CudagraphError(f"{path}: {exc}") from exc

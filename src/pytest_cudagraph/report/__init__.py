@@ -7,6 +7,7 @@ from pytest_cudagraph.report.document_rows import device_of_document, rows_of_do
 from pytest_cudagraph.report.failure import failure_text, suggestions
 from pytest_cudagraph.report.github import STEP_SUMMARY_BYTES, annotation, sites_of_failure, step_summary
 from pytest_cudagraph.report.page import page
+from pytest_cudagraph.report.rankings import changes, rankings
 from pytest_cudagraph.report.table import Row, device_text, header, render, rows_of, table
 from pytest_cudagraph.report.transport import from_plain, to_plain
 
@@ -15,6 +16,7 @@ __all__ = [
     "Column",
     "Row",
     "annotation",
+    "changes",
     "closing",
     "device_of_document",
     "device_text",
@@ -26,6 +28,7 @@ __all__ = [
     "json_text",
     "page",
     "properties",
+    "rankings",
     "render",
     "rows_of",
     "rows_of_document",

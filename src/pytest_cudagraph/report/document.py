@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict
 from enum import Enum
 from typing import Any
 
@@ -35,6 +35,7 @@ def document(
     device: DeviceInfo | None,
     settings: Any,
     calls: Iterable[Mapping[str, Any]] = (),
+    workloads: Iterable[Mapping[str, Any]] = (),
     *,
     date: str | None = None,
     commit: Mapping[str, Any] | None = None,
@@ -48,9 +49,10 @@ def document(
         "date": date,
         "commit": None if commit is None else dict(commit),
         "device": None if device is None else asdict(device),
-        "settings": _jsonable(asdict(settings) if _is_instance(settings) else settings),
+        "settings": _jsonable(settings if isinstance(settings, Mapping) else asdict(settings)),
         "tests": [_test(report) for report in reports],
         "calls": list(calls),
+        "workloads": list(workloads),
     }
 
 
@@ -178,10 +180,6 @@ def _check(found: Agreement) -> dict[str, Any]:
 
 def _timing(batch: BatchReport) -> Timing | None:
     return None if batch.verdict in UNTIMED else batch.timing
-
-
-def _is_instance(value: Any) -> bool:
-    return is_dataclass(value) and not isinstance(value, type)
 
 
 def _jsonable(value: Any) -> Any:

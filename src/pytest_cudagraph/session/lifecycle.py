@@ -30,6 +30,7 @@ from pytest_cudagraph.session.state_keys import (
     RUN_SUMMARY,
     SELECTED,
     SETTINGS,
+    WORKLOADS,
     marks_of,
 )
 from pytest_cudagraph.settings.marks import concerns_plugin, uses_plugin
@@ -48,7 +49,7 @@ def begin(config: pytest.Config) -> None:
     stash, worker = config.stash, getattr(config, "workerinput", {})
     stash[SETTINGS] = read_settings(config, workers=worker.get("workercount", 0))
     stash[DEVICE_CONTEXTS], stash[OUTCOMES], stash[OWNERS], stash[CALLS] = {}, [], {}, []
-    stash[CALL_LOCK] = threading.RLock()
+    stash[WORKLOADS], stash[CALL_LOCK] = {}, threading.RLock()
     stash[COLLECTED], stash[OURS], stash[PASSED] = set(), set(), set()
     stash[DESELECTED] = _is_narrowed(config)
     folder = stash[SETTINGS].sample
@@ -187,6 +188,7 @@ def note_result(item: pytest.Item, report: pytest.TestReport) -> None:
 
     This is decided at the end, because pytest-retry changes the report of a call after a second attempt.
     """
+    worker_results.keep_workload(item, report)
     passed = item.config.stash[PASSED]
     passed.discard(item.nodeid)
     reports = [] if report.when == "setup" else item.stash.get(REPORTS, [])
@@ -210,7 +212,8 @@ def end(session: pytest.Session, exitstatus: int) -> None:
         outcomes = stash[OUTCOMES]
         saved = {each.device: each.saved for each in stash[DEVICE_CONTEXTS].values()}
         try:
-            summary = end_run(outcomes, _collected(session, exitstatus), stash[SETTINGS], saved, stash[CALLS])
+            others = {"calls": stash[CALLS], "workloads": list(stash[WORKLOADS].values())}
+            summary = end_run(outcomes, _collected(session, exitstatus), stash[SETTINGS], saved, **others)
             summary = github.write_step_summary(outcomes, summary, stash[SETTINGS])
         except KeyboardInterrupt:
             # Other plugins still write their files, such as JUnit's.

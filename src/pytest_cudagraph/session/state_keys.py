@@ -22,6 +22,8 @@ BASE: pytest.StashKey[AgainstBase] = pytest.StashKey()
 OUTCOMES: pytest.StashKey[list[GraphReport]] = pytest.StashKey()
 CALLS: pytest.StashKey[list[dict[str, Any]]] = pytest.StashKey()
 """What ``perf_monitor`` recorded: plain data for the JSON document, one for each name of calls of a test."""
+WORKLOADS: pytest.StashKey[dict[str, dict[str, Any]]] = pytest.StashKey()
+"""The tests with the mark ``workload``, by node id: plain data for the JSON document."""
 PASSED: pytest.StashKey[set[str]] = pytest.StashKey()
 """Node ids of tests that passed in all their phases. Only their results may be recorded."""
 REPORTS: pytest.StashKey[list[pytest.TestReport]] = pytest.StashKey()

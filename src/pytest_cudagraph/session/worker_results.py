@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_cudagraph.session.state_keys import CALLS, COLLECTED, DESELECTED, MISTAKE, OURS, OUTCOMES, PASSED
+from pytest_cudagraph.session.state_keys import (
+    CALLS,
+    COLLECTED,
+    DESELECTED,
+    MARKS,
+    MISTAKE,
+    OURS,
+    OUTCOMES,
+    PASSED,
+    WORKLOADS,
+)
 
 if TYPE_CHECKING:
     from pytest_cudagraph.monitor import CallMonitor
@@ -22,12 +32,34 @@ def keep_calls(request: pytest.FixtureRequest, calls: CallMonitor) -> None:
     request.config.stash[CALLS].extend(found)
 
 
+def keep_workload(item: pytest.Item, report: pytest.TestReport) -> None:
+    """Keep a test with the mark ``workload``, and why it failed, for the rankings: no cell is lost."""
+    marks = item.stash.get(MARKS, None)
+    if marks is None or marks.workload is None:
+        return
+    entry = {"nodeid": item.nodeid, **marks.workload._asdict(), "error": None}
+    kept = item.config.stash[WORKLOADS].setdefault(item.nodeid, entry)
+    if not report.passed:
+        kept["error"] = _reason_of(report)
+    elif report.when in ("setup", "call"):
+        # An xdist worker that dies leaves the first of them.
+        kept["error"] = "the test did not end" if report.when == "setup" else None
+
+
+def _reason_of(report: pytest.TestReport) -> str:
+    """The first line of the exception, or why the test was skipped."""
+    crash = getattr(report.longrepr, "reprcrash", None)
+    text = report.longrepr[2] if isinstance(report.longrepr, tuple) else getattr(crash, "message", "")
+    return str(text or report.longreprtext or report.outcome).splitlines()[0]
+
+
 def forget(config: pytest.Config, nodeid: str) -> None:
     """Drop the reports of a test."""
     outcomes = config.stash[OUTCOMES]
     outcomes[:] = [report for report in outcomes if report.nodeid != nodeid]
     calls = config.stash[CALLS]
     calls[:] = [each for each in calls if each["nodeid"] != nodeid]
+    config.stash[WORKLOADS].pop(nodeid, None)
 
 
 def pack(config: pytest.Config, report: pytest.TestReport, data: dict[str, Any]) -> None:
@@ -46,6 +78,9 @@ def pack(config: pytest.Config, report: pytest.TestReport, data: dict[str, Any])
         }
         # A second attempt of pytest-retry reports no setup.
         data[_WORKER_KEY] |= {"begun": report.nodeid} if when == "call" else {}
+    if when is not None:
+        kept = config.stash[WORKLOADS]
+        data[_WORKER_KEY]["workloads"] = json.dumps([kept[report.nodeid]] if report.nodeid in kept else [])
 
 
 def unpack(report: Any) -> None:
@@ -71,6 +106,7 @@ def _take_over(config: pytest.Config, sent: dict[str, Any]) -> None:
     forget(config, sent.get("begun", ""))
     stash[OUTCOMES].extend(from_plain(plain) for plain in json.loads(sent["outcomes"]))
     stash[CALLS].extend(json.loads(sent.get("calls", "[]")))
+    stash[WORKLOADS].update((each["nodeid"], each) for each in json.loads(sent.get("workloads", "[]")))
     for key, name in _SETS.items():
         stash[key].update(sent.get(name, ()))
     stash[DESELECTED] = stash[DESELECTED] or sent.get("deselected", False)

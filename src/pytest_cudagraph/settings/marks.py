@@ -1,4 +1,4 @@
-"""The marks ``graph_speedup`` and ``decode``, parsed at collection.
+"""The marks ``graph_speedup``, ``decode`` and ``workload``, parsed at collection.
 
 Errors name the node, the value and what is allowed.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
@@ -20,6 +20,7 @@ from pytest_cudagraph.settings.parsing import (
     fraction,
     lengths,
     min_speedups,
+    name,
     number,
     one_of,
     seconds,
@@ -37,6 +38,10 @@ FIXTURES = frozenset(
 DECODE_MARK = "decode"
 DECODE_FIXTURES = frozenset({"decode_engine"})
 
+WORKLOAD_MARK = "workload"
+WORKLOAD_FIXTURES = frozenset({"cudagraph", "measure_speedup", "decode_engine"})
+"""Those whose results can be ranked."""
+
 MARK_HELP = (
     f"{MARK}(min=1.15 | {{batch: min}}, *, max_slowdown, max_new_kernels, min_over_compiled, batch_sizes, compile, "
     "device, rtol, atol, time_budget): gate the CUDA graph of the model that the test hands to the cudagraph fixtures"
@@ -44,6 +49,10 @@ MARK_HELP = (
 DECODE_MARK_HELP = (
     f"{DECODE_MARK}(*, min_speedup=1.15 | {{batch: min}}, prompt_lengths, output_lengths, batch_sizes, max_slowdown, "
     "exact, device, rtol, atol, time_budget): gate what the decode_engine fixture generates with captured steps"
+)
+WORKLOAD_MARK_HELP = (
+    f"{WORKLOAD_MARK}(*, group, name): rank this test among those of its group by the measured latencies; by default "
+    "the group is the test function and the name is the id of its parameters"
 )
 
 
@@ -54,7 +63,8 @@ def uses_plugin(item: pytest.Item) -> bool:
 
 def concerns_plugin(item: pytest.Item) -> bool:
     """Whether a test uses a fixture of the plugin or has one of its marks."""
-    return uses_plugin(item) or any(item.get_closest_marker(mark) is not None for mark in (MARK, DECODE_MARK))
+    marks = (MARK, DECODE_MARK, WORKLOAD_MARK)
+    return uses_plugin(item) or any(item.get_closest_marker(mark) is not None for mark in marks)
 
 
 MARK_PARSERS: dict[str, Callable[[Any], Any]] = {
@@ -77,6 +87,14 @@ DECODE_PARSERS: dict[str, Callable[[Any], Any]] = {
     "exact": flag,
     **{key: MARK_PARSERS[key] for key in _SHARED},
 }
+WORKLOAD_PARSERS: dict[str, Callable[[Any], Any]] = {"group": name, "name": name}
+
+
+class Workload(NamedTuple):
+    """What a test measures in its suite: tests of one group are ranked."""
+
+    group: str
+    name: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +114,7 @@ class MarkSettings:
     prompt_lengths: tuple[int, ...] | None = None
     output_lengths: tuple[int, ...] | None = None
     exact: bool | None = None
+    workload: Workload | None = None
 
 
 def read_marks(item: pytest.Item) -> MarkSettings:
@@ -105,10 +124,22 @@ def read_marks(item: pytest.Item) -> MarkSettings:
         raise pytest.UsageError(
             f"{item.nodeid}: a test has @pytest.mark.{MARK} or @pytest.mark.{DECODE_MARK}, not both"
         )
+    workload = _workload_of(item)
     if given == [DECODE_MARK]:
         merged = _merged(item, DECODE_MARK, DECODE_PARSERS, DECODE_FIXTURES)
-        return MarkSettings(**({"min": merged.pop("min_speedup")} if "min_speedup" in merged else {}), **merged)
-    return MarkSettings(**_merged(item, MARK, MARK_PARSERS, FIXTURES))
+        least = {"min": merged.pop("min_speedup")} if "min_speedup" in merged else {}
+        return MarkSettings(workload=workload, **least, **merged)
+    return MarkSettings(workload=workload, **_merged(item, MARK, MARK_PARSERS, FIXTURES))
+
+
+def _workload_of(item: pytest.Item) -> Workload | None:
+    """Parametrised cases of one function are a group, unless the mark says otherwise."""
+    given = _merged(item, WORKLOAD_MARK, WORKLOAD_PARSERS, WORKLOAD_FIXTURES)
+    if item.get_closest_marker(WORKLOAD_MARK) is None:
+        return None
+    parameters = getattr(getattr(item, "callspec", None), "id", "")
+    function = item.nodeid.removesuffix(f"[{parameters}]")
+    return Workload(given.get("group", function), given.get("name", parameters or item.name))
 
 
 def _merged(

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.suite import evidence
+from benchmarks.gpu_evidence import evidence
 
 from pytest_cudagraph.units import bytes_text, factor_text, latency_text, percent_text, seconds_text, to_ns
 
@@ -64,7 +64,7 @@ Cells = dict[tuple[str, int], Mapping[str, Any]]
 
 
 def page(folder: Path) -> str:
-    """The text of ``docs/gpu.md``. Raises :class:`~benchmarks.suite.evidence.ForeignEvidence` for a rehearsal."""
+    """The text of ``docs/gpu.md``. Raises :class:`.evidence.ForeignEvidence` for a rehearsal."""
     runs = latest_of_each_device(folder)
     body = "\n".join(_run(run) for run in runs) if runs else _NO_EVIDENCE
     return f"{_MADE}\n{_TITLE}\n\n{body}"

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from benchmarks.suite.arms import NotAvailable, Workplace, make_arm
-from benchmarks.suite.cells import Cell, Lab
-from benchmarks.suite.loop import interleave, latency
-from benchmarks.suite.models import build
+from benchmarks.gpu_evidence.arms import NotAvailable, Workplace, make_arm
+from benchmarks.gpu_evidence.cells import Cell, Lab
+from benchmarks.gpu_evidence.loop import interleave, latency
+from benchmarks.models.definitions import build
 
 from pytest_cudagraph import measure, stats
 from pytest_cudagraph.measure import Arms, Bounds, PerfCounterClock

@@ -1,4 +1,4 @@
-"""The models, with random weights: tensors in by position, one tensor out, so that every arm takes them as they are."""
+"""Models with random weights: tensors in by position, one tensor out. Two of their parts serve ``test_models.py``."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def resnet50(scale: Scale, batch_size: int) -> Subject:
     return _subject(nn.Sequential(*layers), (torch.randn(batch_size, 3, side, side),), scale, scale.half)
 
 
-class _Part(nn.Module):
+class Part(nn.Module):
     """One field of what a transformers model returns."""
 
     def __init__(self, model: nn.Module, field: str, **fixed: Any) -> None:
@@ -130,7 +130,7 @@ def gpt2(scale: Scale, batch_size: int) -> Subject:
     sizes = scale.pick({}, {"vocab_size": 128, "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64})
     config = transformers.GPT2Config(**sizes)
     tokens = torch.randint(0, config.vocab_size, (batch_size, scale.pick(64, 8)))
-    model = _Part(transformers.GPT2LMHeadModel(config), "logits", use_cache=False)
+    model = Part(transformers.GPT2LMHeadModel(config), "logits", use_cache=False)
     return _subject(model, (tokens,), scale, scale.half)
 
 
@@ -141,7 +141,7 @@ def bert(scale: Scale, batch_size: int) -> Subject:
     tiny = {"vocab_size": 128, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
     config = transformers.BertConfig(**scale.pick({}, {**tiny, "intermediate_size": 64}))
     tokens = torch.randint(0, config.vocab_size, (batch_size, scale.pick(128, 8)))
-    return _subject(_Part(transformers.BertModel(config), "last_hidden_state"), (tokens,), scale, scale.half)
+    return _subject(Part(transformers.BertModel(config), "last_hidden_state"), (tokens,), scale, scale.half)
 
 
 def vit(scale: Scale, batch_size: int) -> Subject:
@@ -151,27 +151,19 @@ def vit(scale: Scale, batch_size: int) -> Subject:
     tiny = {"image_size": 32, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
     config = transformers.ViTConfig(**scale.pick({}, {**tiny, "intermediate_size": 64}))
     pixels = torch.randn(batch_size, 3, config.image_size, config.image_size)
-    return _subject(_Part(transformers.ViTModel(config), "last_hidden_state"), (pixels,), scale, scale.half)
+    return _subject(Part(transformers.ViTModel(config), "last_hidden_state"), (pixels,), scale, scale.half)
 
 
-class _DecodeStep(nn.Module):
+class DecodeStep(nn.Module):
     """One step of a Llama with a static cache that holds a prompt; every call moves the position on by one."""
 
-    def __init__(self, scale: Scale, batch_size: int) -> None:
+    def __init__(self, config: Any, batch_size: int, device: str, dtype: torch.dtype) -> None:
         import transformers
 
         super().__init__()
-        tiny = {"vocab_size": 128, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
-        full = {"vocab_size": 32000, "hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 12}
-        config = transformers.LlamaConfig(
-            **scale.pick(full, tiny),
-            num_attention_heads=scale.pick(16, 4),
-            num_key_value_heads=scale.pick(8, 2),
-            max_position_embeddings=256,
-        )
-        self.llama = transformers.LlamaForCausalLM(config).to(scale.device, scale.half).eval()
+        self.llama = transformers.LlamaForCausalLM(config).to(device, dtype).eval()
         self.cache = transformers.StaticCache(config=config, max_cache_len=256)
-        prompt = torch.randint(0, config.vocab_size, (batch_size, 16), device=scale.device)
+        prompt = torch.randint(0, config.vocab_size, (batch_size, 16), device=device)
         with torch.no_grad():
             self(prompt)
 
@@ -181,8 +173,18 @@ class _DecodeStep(nn.Module):
 
 def llama_decode(scale: Scale, batch_size: int) -> Subject:
     """One decode step of a Llama of some 200 M parameters with a static cache."""
+    import transformers
+
+    tiny = {"vocab_size": 128, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    full = {"vocab_size": 32000, "hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 12}
+    config = transformers.LlamaConfig(
+        **scale.pick(full, tiny),
+        num_attention_heads=scale.pick(16, 4),
+        num_key_value_heads=scale.pick(8, 2),
+        max_position_embeddings=256,
+    )
     tokens = torch.randint(0, 128, (batch_size, 1))
-    return _subject(_DecodeStep(scale, batch_size), (tokens,), scale, scale.half)
+    return _subject(DecodeStep(config, batch_size, scale.device, scale.half), (tokens,), scale, scale.half)
 
 
 MODELS: dict[str, Build] = {

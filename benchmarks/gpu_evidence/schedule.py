@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.suite import extras
-from benchmarks.suite.arms import ALL, LIGHT, NotAvailable
-from benchmarks.suite.cells import Cell, Lab, measure_cell, reason_of
-from benchmarks.suite.models import MODELS
+from benchmarks.gpu_evidence import extras
+from benchmarks.gpu_evidence.arms import ALL, LIGHT, NotAvailable
+from benchmarks.gpu_evidence.cells import Cell, Lab, measure_cell, reason_of
+from benchmarks.models.definitions import MODELS
 
 _GROUPS = ((1, 8), (32, 96), (2, 4))
 _COMPILED_EARLY = 2

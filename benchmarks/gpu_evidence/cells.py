@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from benchmarks.suite.arms import Call, NotAvailable, Workplace, make_arm
-from benchmarks.suite.loop import Readings, interleave, latency, speedup
-from benchmarks.suite.models import Scale, build
+from benchmarks.gpu_evidence.arms import Call, NotAvailable, Workplace, make_arm
+from benchmarks.gpu_evidence.loop import Readings, interleave, latency, speedup
+from benchmarks.models.definitions import Scale, build
 
 from pytest_cudagraph.check import check_replays
 from pytest_cudagraph.protocols import Backend

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from benchmarks.suite.models import Subject
+from benchmarks.models.definitions import Subject
 
 from pytest_cudagraph.capture import capture_batches
 from pytest_cudagraph.compile import compile_model

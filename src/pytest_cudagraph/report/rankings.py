@@ -1,0 +1,136 @@
+"""The rankings of a run, and what moved between two runs, as tables.
+
+Everything comes from the JSON document, so a saved run gives the same tables.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pytest_cudagraph.report.columns import MAX_WIDTH, Column, grid, shorten
+from pytest_cudagraph.report.workloads import Ranks, WorkloadCell, cells_of, change, ranks
+from pytest_cudagraph.units import factor_text, latency_text
+from pytest_cudagraph.values import LatencyChange
+
+_BYTES_OF_MIB = 1 << 20
+
+_TITLES = ("workload", "batch", "rank", "by", "latency", "rows/s", "rows/s/MiB", "over eager", "at most")
+_WORDS = ("workload", "by", "")
+"""Titles of columns with words. The others have numbers."""
+
+
+def rankings(document: Mapping[str, Any]) -> list[str]:
+    """One table for each group. Empty without a workload. Raises :class:`ValueError` for a damaged document."""
+    cells = cells_of(document)
+    ranked = sorted(zip(cells, ranks(cells), strict=True), key=_order)
+    lines: list[str] = []
+    for group in dict.fromkeys(cell.group for cell, _ in ranked):
+        own = [(cell, rank) for cell, rank in ranked if cell.group == group]
+        title, *rows = _grid(_TITLES, [_row(*each) for each in own])
+        lines += [f"workloads: {group}", title]
+        for (cell, _), row in zip(own, rows, strict=True):
+            lines += [row, *_notes(cell)]
+    return lines
+
+
+def _grid(titles: Sequence[str], rows: Sequence[list[str]]) -> list[str]:
+    """A table without the columns that have nothing to show."""
+    columns = [Column(title=title, right=title not in _WORDS) for title in titles]
+    used = [index for index in range(len(titles)) if any(row[index] != "-" for row in rows)]
+    return grid([columns[index] for index in used], [[row[index] for index in used] for row in rows])
+
+
+def _order(ranked: tuple[WorkloadCell, Ranks | None]) -> tuple[Any, ...]:
+    cell, _ = ranked
+    return cell.group, cell.batch_size is None, cell.batch_size or 0, cell.latency_ns or math.inf
+
+
+def _row(cell: WorkloadCell, rank: Ranks | None) -> list[str]:
+    first, last = rank or (0, 0)
+    rows, memory = cell.rows_per_s, cell.memory_bytes
+    return [
+        cell.workload,
+        "-" if cell.batch_size is None else str(cell.batch_size),
+        "-" if rank is None else str(first) if first == last else f"{first}-{last}",
+        cell.way,
+        "-" if cell.latency_ns is None else latency_text(cell.latency_ns),
+        _rate_text(rows),
+        _rate_text(rows / memory * _BYTES_OF_MIB if rows and memory else None),
+        _over_eager(cell),
+        "-" if cell.attainable_ratio is None else factor_text(cell.attainable_ratio),
+    ]
+
+
+def _rate_text(rate: float | None) -> str:
+    """``1,339``, or three digits of a small number."""
+    if rate is None:
+        return "-"
+    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
+
+
+def _over_eager(cell: WorkloadCell) -> str:
+    if cell.over_eager_ratio is None:
+        return "-"
+    bounds = f" ({cell.speedup.low:.2f}-{cell.speedup.high:.2f})" if cell.speedup else ""
+    return factor_text(cell.over_eager_ratio) + bounds
+
+
+def _notes(cell: WorkloadCell) -> list[str]:
+    return [f"  {shorten(cell.reason, MAX_WIDTH - 2)}"] if cell.reason else []
+
+
+_CHANGE_TITLES = ("workload", "batch", "by", "before", "after", "change", "")
+
+
+def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """What moved from one run to another beyond the intervals, and how many cells did not.
+
+    Raises :class:`ValueError` for a damaged document.
+    """
+    before, after = ({cell.key: cell for cell in cells_of(each)} for each in (old, new))
+    pairs = [(before.get(key), after.get(key)) for key in dict.fromkeys([*before, *after])]
+    moved = [(one, other, word) for one, other in pairs if (word := _moved(one, other))]
+    counted = f"{len(moved)} moved, {len(pairs) - len(moved)} within the intervals"
+    if not moved:
+        return [counted]
+    reasons = {(cell.group, cell.workload): cell for cell in after.values() if not cell.session}
+    title, *rows = _grid(_CHANGE_TITLES, [_change_row(*each) for each in moved])
+    lines = [title]
+    for (one, other, _), row in zip(moved, rows, strict=True):
+        why = other or (reasons.get((one.group, one.workload)) if one else None)
+        lines += [row, *(_notes(why) if why else [])]
+    return [*lines, counted]
+
+
+def _moved(one: WorkloadCell | None, other: WorkloadCell | None) -> str:
+    """Empty for a cell that did not move."""
+    had, has = (each is not None and each.session is not None for each in (one, other))
+    if had != has:
+        return "new" if has else "gone"
+    found = change(one, other)
+    if found is None or found.log_ratio - found.margin_log <= 0.0 <= found.high_log:
+        return ""
+    return "faster" if found.high_log < 0.0 else "slower"
+
+
+def _change_row(one: WorkloadCell | None, other: WorkloadCell | None, word: str) -> list[str]:
+    cell = next(each for each in (other, one) if each is not None)
+    found = change(one, other)
+    before, after = (each.latency_ns if each else None for each in (one, other))
+    return [
+        f"{cell.group}: {cell.workload}",
+        "-" if cell.batch_size is None else str(cell.batch_size),
+        cell.way,
+        "-" if before is None else latency_text(before),
+        "-" if after is None else latency_text(after),
+        "-" if found is None else _interval_text(found),
+        word,
+    ]
+
+
+def _interval_text(found: LatencyChange) -> str:
+    """``+12 % to +31 %``: where 90 of 100 unchanged cells would not be."""
+    low, high = math.expm1(found.log_ratio - found.margin_log), math.expm1(found.high_log)
+    return f"{low:+.0%} to {high:+.0%}".replace("%", " %")
