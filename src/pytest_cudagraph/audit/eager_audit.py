@@ -6,7 +6,7 @@ their reads in Python. On a CPU it sees copies between devices only where the so
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +17,8 @@ from pytest_cudagraph import state
 from pytest_cudagraph.audit.findings import findings_of
 from pytest_cudagraph.audit.probes import run_probes
 from pytest_cudagraph.audit.trace import ProbeResults
+from pytest_cudagraph.errors import InputError
+from pytest_cudagraph.hazards import CATALOGUE
 from pytest_cudagraph.inputs import Example
 from pytest_cudagraph.protocols import Backend, Model
 from pytest_cudagraph.sources.syntax import gpu_branches
@@ -82,6 +84,25 @@ def audit(
     findings = findings_of(seen)
     not_judged = (*seen.not_judged, *_unseen(seen))
     return Audit(findings=findings, not_judged=not_judged, notes=_notes(model, findings))
+
+
+def with_accepted(found: Audit, accepted: Mapping[str, str]) -> Audit:
+    """The audit with the findings of accepted hazards as notes. ``accepted`` gives the user's reason for each id.
+
+    Raises :class:`~pytest_cudagraph.errors.InputError` for an id that the catalogue does not have.
+    """
+    unknown = sorted(set(accepted) - set(CATALOGUE))
+    if unknown:
+        raise InputError(f"accept takes ids of hazards: {', '.join(CATALOGUE)}; found {unknown[0]!r}")
+    findings = tuple(
+        replace(each, level="note", accepted=accepted[each.id]) if each.id in accepted else each
+        for each in found.findings
+    )
+    notes = [
+        f"accepted: {each.site}: {each.message} [{each.id}]: {each.accepted}" for each in findings if each.accepted
+    ]
+    notes += [f"accept names {id_}, which was not found" for id_ in accepted if id_ not in {f.id for f in findings}]
+    return replace(found, findings=findings, notes=(*found.notes, *notes))
 
 
 def _notes(model: Model, findings: tuple[Finding, ...]) -> tuple[str, ...]:

@@ -105,6 +105,7 @@ class ModelRun:
         largest = others[-1] if others else None
         backend, constants = self.device_context.backend, self.results.constants
         found = audit.audit(self.model.eager, smallest, backend, largest, constants)
+        found = audit.with_accepted(found, self.case.accept)
         self.results.audit = found
         self.results.judgements += [gate.judge_finding(each) for each in found.findings if each.level == "error"]
 

@@ -115,6 +115,7 @@ def _finding(finding: Finding) -> dict[str, Any]:
         "message": finding.message,
         "evidence": finding.evidence,
         "fix": finding.fix,
+        "accepted": finding.accepted or None,
     }
 
 

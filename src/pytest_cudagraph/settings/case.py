@@ -32,6 +32,8 @@ class Case:
     max_new_kernels: int | None
     min_over_compiled: float | None
     """The least speedup of the replay over the compiled code. None: shown and not judged."""
+    accept: Mapping[str, str]
+    """Hazards whose findings do not fail the test, each with the user's reason."""
     compile: CompileMode
     device: DeviceOption
     rtol: float | None
@@ -128,6 +130,7 @@ def make_case(nodeid: str, call: CallSettings, mark: MarkSettings, settings: Set
         max_slowdown=_first(call.max_slowdown, mark.max_slowdown, settings.max_slowdown),
         max_new_kernels=mark.max_new_kernels,
         min_over_compiled=mark.min_over_compiled,
+        accept=mark.accept or {},
         compile=mode,
         device=_first(mark.device, settings.device),
         rtol=_first(call.rtol, mark.rtol, None),

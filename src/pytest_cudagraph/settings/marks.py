@@ -23,6 +23,7 @@ from pytest_cudagraph.settings.parsing import (
     name,
     number,
     one_of,
+    reasons,
     seconds,
     whole_number,
 )
@@ -43,8 +44,9 @@ WORKLOAD_FIXTURES = frozenset({"cudagraph", "measure_speedup", "decode_engine"})
 """Those whose results can be ranked."""
 
 MARK_HELP = (
-    f"{MARK}(min=1.15 | {{batch: min}}, *, max_slowdown, max_new_kernels, min_over_compiled, batch_sizes, compile, "
-    "device, rtol, atol, time_budget): gate the CUDA graph of the model that the test hands to the cudagraph fixtures"
+    f"{MARK}(min=1.15 | {{batch: min}}, *, max_slowdown, max_new_kernels, min_over_compiled, accept, batch_sizes, "
+    "compile, device, rtol, atol, time_budget): gate the CUDA graph of the model that the test hands to the cudagraph "
+    "fixtures"
 )
 DECODE_MARK_HELP = (
     f"{DECODE_MARK}(*, min_speedup=1.15 | {{batch: min}}, prompt_lengths, output_lengths, batch_sizes, max_slowdown, "
@@ -72,6 +74,7 @@ MARK_PARSERS: dict[str, Callable[[Any], Any]] = {
     "max_slowdown": fraction(may_be_off=True),
     "max_new_kernels": whole_number,
     "min_over_compiled": number(above=0),
+    "accept": reasons,
     "batch_sizes": distinct_sizes,
     "compile": one_of(*COMPILE_MODES),
     "device": one_of(*DEVICES),
@@ -105,6 +108,7 @@ class MarkSettings:
     max_slowdown: float | None = None
     max_new_kernels: int | None = None
     min_over_compiled: float | None = None
+    accept: Mapping[str, str] | None = None
     batch_sizes: tuple[int, ...] | None = None
     compile: CompileMode | None = None
     device: DeviceOption | None = None

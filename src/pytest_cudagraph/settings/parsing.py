@@ -70,6 +70,16 @@ def name(value: Any) -> str:
     return value
 
 
+def reasons(value: Any) -> dict[str, str]:
+    """Why each hazard is accepted, by its id."""
+    if not isinstance(value, Mapping) or not value:
+        raise ValueError('a reason per hazard, such as {"rng": "sampling is meant"}')
+    for hazard, reason in value.items():
+        if not all(isinstance(each, str) and each.strip() for each in (hazard, reason)):
+            raise ValueError('a reason per hazard, such as {"rng": "sampling is meant"}')
+    return dict(value)
+
+
 def whole_number(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise ValueError("a whole number of at least 0")

@@ -38,6 +38,8 @@ class Finding:
     """Whether CUDA refuses the capture (loud). Otherwise the replay is wrong without an error (silent)."""
     called_from: Site | None = None
     """The innermost line of the user's project, where ``site`` lies in an installed library."""
+    accepted: str = ""
+    """Why the test's marker accepts it. Empty if it does not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -417,3 +417,38 @@ def test_a_gain_over_compiled_code_is_measured_against_it(packaged_as_exported, 
     assert (missed.gate, report.at(1).verdict) == ("over-compiled", Verdict.FAILED)
     assert missed.reason.startswith("replay is 2.00x the compiled code")
     assert "min_over_compiled=1.95)" in failure_text(report)
+
+
+class Harmless(Mlp):
+    """A number that moves and changes nothing: the audit reports it, and the check agrees with eager."""
+
+    step = 0
+
+    def forward(self, x):
+        self.step += 1
+        return super().forward(x) + x.new_zeros(4) * self.step
+
+
+def accepting(reasons):
+    run = run_of(Harmless().eval(), batch_sizes=(1,))
+    return replace(run, case=replace(run.case, accept=reasons))
+
+
+def test_an_accepted_finding_is_a_note_with_its_reason_and_all_stages_run():
+    with accepting({"baked-scalar": "times zero", "rng": "not here"}) as run:
+        report = pipeline.run_stages(run)
+    assert report.verdict is Verdict.PASSED
+    assert [(each.id, each.level, each.accepted) for each in report.findings if each.accepted] == [
+        ("baked-scalar", "note", "times zero")
+    ]
+    accepted, unneeded = report.notes
+    assert re.fullmatch(r"accepted: .*test_model_run.py:\d+: a Python number .* \[baked-scalar\]: times zero", accepted)
+    assert unneeded == "accept names rng, which was not found"
+    with accepting({}) as run:
+        assert pipeline.run_stages(run).verdict is Verdict.WRONG
+
+
+def test_only_hazards_of_the_catalogue_can_be_accepted():
+    words = r"accept takes ids of hazards: .*rng.*; found 'dropout'"
+    with accepting({"dropout": "I like it"}) as run, pytest.raises(InputError, match=words):
+        pipeline.run_stages(run)

@@ -56,7 +56,9 @@ def test_the_document_has_just_the_fields_of_its_schema():
     assert set(test) == set(
         "nodeid name verdict compile_mode compile_seconds findings judgements not_judged notes batches".split()
     )
-    assert set(test["findings"][0]) == set("id level file line function called_from message evidence fix".split())
+    assert set(test["findings"][0]) == set(
+        "id level file line function called_from message evidence fix accepted".split()
+    )
     fields = (
         "batch_size verdict word reason judgements min_speedup speedup attainable_speedup eager compiled replay "
         "device_replay reference decision noise_ratio detectable_ratio blocks discarded disturbance measure_seconds "
