@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         GraphTestFailure,
         InconclusiveWarning,
         InputError,
+        InvalidOutput,
         NotProven,
         ReplayMismatch,
         RevisionError,
@@ -34,12 +35,25 @@ if TYPE_CHECKING:
         SpeedupTooLow,
         StepNotReplayed,
         TokenMismatch,
+        TokenNotAllowed,
         TooFewTokensPerStep,
         TooManyBytes,
         TooManyKernels,
+        TooMuchOverhead,
     )
     from pytest_cudagraph.gate import judge_speedup
-    from pytest_cudagraph.generation import DecodeEngine, Decoder, StaticDecoder, static_decoder
+    from pytest_cudagraph.generation import (
+        DecodeEngine,
+        Decoder,
+        Grammar,
+        StaticDecoder,
+        choice,
+        ebnf,
+        json_schema,
+        python_source,
+        regex,
+        static_decoder,
+    )
     from pytest_cudagraph.measure import Arms, Bounds, PerfCounterClock, measure_arms
     from pytest_cudagraph.monitor import CallMonitor, CallSummary, PerfCard, PerfMonitor
     from pytest_cudagraph.serving.drop_in import IntegratedAOTCompiler, OptimizedModel, create_integrated_compiler
@@ -76,6 +90,7 @@ __all__ = [
     "Finding",
     "FineGateWarning",
     "FormStatistics",
+    "Grammar",
     "GraphReport",
     "GraphRunner",
     "GraphTestFailure",
@@ -83,6 +98,7 @@ __all__ = [
     "InferenceResult",
     "InputError",
     "IntegratedAOTCompiler",
+    "InvalidOutput",
     "Judgement",
     "MeasuredBatch",
     "ModelStatistics",
@@ -101,15 +117,22 @@ __all__ = [
     "StepNotReplayed",
     "Timing",
     "TokenMismatch",
+    "TokenNotAllowed",
     "TooFewTokensPerStep",
     "TooManyBytes",
     "TooManyKernels",
+    "TooMuchOverhead",
     "TuningReport",
     "Verdict",
+    "choice",
     "compile_model",
     "create_integrated_compiler",
+    "ebnf",
+    "json_schema",
     "judge_speedup",
     "measure_arms",
+    "python_source",
+    "regex",
     "static_decoder",
     "tune",
 ]
@@ -119,7 +142,8 @@ _HOMES = {
     for home, names in {
         "compile": "compile_model",
         "gate": "judge_speedup",
-        "generation": "DecodeEngine Decoder StaticDecoder static_decoder",
+        "generation": "DecodeEngine Decoder Grammar StaticDecoder choice ebnf json_schema python_source regex "
+        "static_decoder",
         "measure": "Arms Bounds PerfCounterClock measure_arms",
         "monitor": "CallMonitor CallSummary PerfCard PerfMonitor",
         "serving.drop_in": "IntegratedAOTCompiler OptimizedModel create_integrated_compiler",

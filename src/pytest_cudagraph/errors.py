@@ -17,6 +17,9 @@
     ├── TokenMismatch                     generated tokens differ from eager
     ├── TooManyBytes                      a prefill takes more memory than allowed
     ├── TooFewTokensPerStep               prompt lookup gives fewer tokens per step than asked for
+    ├── TokenNotAllowed                   a guided generation chose a token outside of its mask
+    ├── InvalidOutput                     too few outputs of a guided generation are valid
+    ├── TooMuchOverhead                   guided steps are too slow beside greedy ones
     └── NotProven                         inconclusive or not judged, with --cudagraph-strict
     CudagraphError (Exception)            wrong use, or a problem of the machine
     ├── InputError                        unusable example inputs
@@ -163,6 +166,18 @@ class TooFewTokensPerStep(GraphTestFailure):
     """Prompt lookup gives fewer tokens per step than the test asks for."""
 
 
+class TokenNotAllowed(GraphTestFailure):
+    """A guided generation chose a token that the mask of its step does not allow."""
+
+
+class InvalidOutput(GraphTestFailure):
+    """Fewer outputs of a guided generation are valid than the test asks for."""
+
+
+class TooMuchOverhead(GraphTestFailure):
+    """A guided step takes, with confidence, more time over a greedy one than the test allows."""
+
+
 class NotProven(GraphTestFailure):
     """Nothing failed, but nothing is proved, and ``--cudagraph-strict`` requires proof."""
 
@@ -192,7 +207,7 @@ for _public in (
     CaptureRefusal, CompileTimeout, DeadTensorError,
     GraphTestFailure, EagerFailed, AuditFailed, CompileFailed, CaptureFailed, ReplayMismatch,
     SpeedupTooLow, SlowerThanBaseline, SlowerThanBase, TooManyKernels, ExpectationMissed, StepNotReplayed,
-    TokenMismatch, TooManyBytes, TooFewTokensPerStep, NotProven,
+    TokenMismatch, TooManyBytes, TooFewTokensPerStep, TokenNotAllowed, InvalidOutput, TooMuchOverhead, NotProven,
     InconclusiveWarning, FineGateWarning,
 ):  # fmt: skip
     _public.__module__ = "pytest_cudagraph"

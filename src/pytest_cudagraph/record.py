@@ -166,8 +166,8 @@ def _comparison(old: SavedBatch | None, new: SavedBatch | None, max_slowdown: fl
 def _by_key(reports: Iterable[GraphReport]) -> dict[Key, list[tuple[GraphReport, BatchReport]]]:
     found: dict[Key, list[tuple[GraphReport, BatchReport]]] = {}
     for report in reports:
-        # A prefill and a prompt lookup have no times to compare with.
-        for batch in (each for each in report.batches if each.prefill is None and each.lookup is None):
+        # A prefill, a prompt lookup and a guided generation have no times of a graph to compare with.
+        for batch in (each for each in report.batches if not (each.prefill or each.lookup or each.guided)):
             found.setdefault((report.name, batch.batch_size), []).append((report, batch))
     return found
 

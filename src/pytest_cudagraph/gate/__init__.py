@@ -5,6 +5,7 @@ device: the sentences here follow after "batch 8:".
 """
 
 from pytest_cudagraph.gate.generation import judge_bytes, judge_chunks, judge_lookup, judge_steps, judge_tokens
+from pytest_cudagraph.gate.guided import judge_mask, judge_outputs, judge_overhead
 from pytest_cudagraph.gate.latency import change_interval_text, judge_baseline, replaced_text, sessions_text
 from pytest_cudagraph.gate.outcomes import judge_agreement, judge_capture, judge_compile_failure, judge_finding, refused
 from pytest_cudagraph.gate.speedup import judge_speedup
@@ -20,6 +21,9 @@ __all__ = [
     "judge_compile_failure",
     "judge_finding",
     "judge_lookup",
+    "judge_mask",
+    "judge_outputs",
+    "judge_overhead",
     "judge_speedup",
     "judge_steps",
     "judge_structure",

@@ -25,18 +25,19 @@ _FIX = (
 _FIX_OTHER_SHAPES = "fix: a row must not depend on the other rows; where the difference is rounding: rtol, atol"
 
 
-def judge_steps(receipt: GenerationReceipt) -> Judgement:
-    """Passed if every decode step replayed a graph, and nothing else did."""
+def judge_steps(receipt: GenerationReceipt, *, step: str = "decode step") -> Judgement:
+    """Passed if every ``step`` replayed a graph, and nothing else did."""
     padded = f", each with {plural(receipt.padded_rows, 'padded row')}" if receipt.padded_rows else ""
     if receipt.replays == receipt.steps and not receipt.eager:
-        reason = f"{plural(receipt.steps, 'decode step')}, all replays of a graph{padded}"
+        reason = f"{plural(receipt.steps, step)}, all replays of a graph{padded}"
         return Judgement(gate="steps", verdict=Verdict.PASSED, reason=reason)
-    reasons = tuple(f"{plural(count, 'step')}: {reason}" for reason, count in receipt.eager.items())
+    noun = step.split()[-1]
+    reasons = tuple(f"{plural(count, noun)}: {reason}" for reason, count in receipt.eager.items())
     return Judgement(
         gate="steps",
         verdict=Verdict.NOT_CAPTURED,
-        reason=f"every decode step must replay a graph; {plural(receipt.replays, 'replay')} "
-        f"in {plural(receipt.steps, 'step')}",
+        reason=f"every {step} must replay a graph; {plural(receipt.replays, 'replay')} "
+        f"in {plural(receipt.steps, noun)}",
         evidence=reasons,
         remedy="fix: give decode_engine a graph for this batch size (graph_sizes=)",
     )

@@ -2,9 +2,13 @@
 
 from pytest_cudagraph.generation.decoder import Decoder, DecoderFacts, check_decoder
 from pytest_cudagraph.generation.engine import DecodeEngine, Generated, Step
-from pytest_cudagraph.generation.greedy import GreedyRun, report_of, run_once
+from pytest_cudagraph.generation.grammars import Grammar, choice, ebnf, json_schema, python_source, regex
+from pytest_cudagraph.generation.greedy import GreedyRun, random_prompts, report_of, run_once
+from pytest_cudagraph.generation.guided import GuidedEngine
+from pytest_cudagraph.generation.guided_run import GuidedRequest, GuidedRun
 from pytest_cudagraph.generation.lookup import LookupRequest, run_lookup
 from pytest_cudagraph.generation.prefill import PrefillRequest, compare_prefill, judge_prefill
+from pytest_cudagraph.generation.token_masks import GrammarCache
 from pytest_cudagraph.generation.transformers_decoder import StaticDecoder, static_decoder
 
 __all__ = [
@@ -12,14 +16,25 @@ __all__ = [
     "Decoder",
     "DecoderFacts",
     "Generated",
+    "Grammar",
+    "GrammarCache",
     "GreedyRun",
+    "GuidedEngine",
+    "GuidedRequest",
+    "GuidedRun",
     "LookupRequest",
     "PrefillRequest",
     "StaticDecoder",
     "Step",
     "check_decoder",
+    "choice",
     "compare_prefill",
+    "ebnf",
+    "json_schema",
     "judge_prefill",
+    "python_source",
+    "random_prompts",
+    "regex",
     "report_of",
     "run_lookup",
     "run_once",

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 
 from pytest_cudagraph.check.compare import Tolerance
-from pytest_cudagraph.generation.engine import DecodeEngine, Generated
+from pytest_cudagraph.generation.engine import Generated
 from pytest_cudagraph.values import GenerationReceipt, TokenAgreement, TokenDifference
 
 
@@ -18,7 +18,23 @@ class Comparison(NamedTuple):
     receipt: GenerationReceipt
 
 
-def compare_with_eager(engine: DecodeEngine, prompts: torch.Tensor, count: int, tolerance: Tolerance) -> Comparison:
+class Generates(Protocol):
+    """Generates by graphs and eagerly, as :class:`~pytest_cudagraph.generation.engine.DecodeEngine` does."""
+
+    def rows_of_graph(self, rows: int) -> int: ...
+
+    def generate(
+        self,
+        prompts: torch.Tensor,
+        count: int,
+        *,
+        graphs: bool = True,
+        forced: torch.Tensor | None = None,
+        keep_logits: bool = False,
+    ) -> Generated: ...
+
+
+def compare_with_eager(engine: Generates, prompts: torch.Tensor, count: int, tolerance: Tolerance) -> Comparison:
     """Generate ``count`` tokens eagerly and by graphs.
 
     In the same shapes both run freely, and every token must be equal. A padded batch computes other shapes, which

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ from pytest_cudagraph.backends import open_backend
 from pytest_cudagraph.backends.buffers import describe
 from pytest_cudagraph.errors import InputError
 from pytest_cudagraph.generation.decoder import Decoder, check_decoder
-from pytest_cudagraph.protocols import Backend, CapturedGraph
+from pytest_cudagraph.protocols import Backend, CapturedGraph, GraphPool
 from pytest_cudagraph.serving.model_watch import ModelWatch
 from pytest_cudagraph.values import GenerationReceipt, Receipt
 
@@ -70,6 +71,7 @@ class DecodeEngine:
         self.decoder, self._backend = decoder, backend or _backend_of(decoder)
         self._graphs: dict[tuple[int, int], CapturedGraph] = {}
         self._pool = self._backend.pool()
+        self._other_pools: list[GraphPool] = []
         self._watch: ModelWatch | None = None
         for size in sorted(batch_sizes, reverse=True):
             facts = check_decoder(decoder, self._backend, size)
@@ -96,6 +98,22 @@ class DecodeEngine:
         self._graphs[batch_size, width] = graph
         self._watch = ModelWatch(self.decoder)
         return graph.receipt
+
+    def capture_beside(
+        self, call: Callable[..., Any], args: tuple[torch.Tensor, ...], batch_size: int
+    ) -> CapturedGraph:
+        """Capture another call, which does not change the decoder, until the engine is closed.
+
+        It has its own memory: in the engine's pool its replays would overwrite the results of steps.
+        """
+        pool = self._backend.pool()
+        self._other_pools.append(pool)
+        with self._backend.running():
+            return pool.capture(call, args, {}, batch_size=batch_size)
+
+    def running(self) -> AbstractContextManager[None]:
+        """The mode of every call: inference mode, with the device current."""
+        return self._backend.running()
 
     def has_graph(self, batch_size: int, width: int) -> bool:
         """Whether calls of this batch size and width were captured."""
@@ -177,7 +195,7 @@ class DecodeEngine:
                 logits += [step.logits[:rows, -1:].clone()] if keep_logits else []
         return Generated(
             tokens=torch.cat(tokens, 1),
-            receipt=self._receipt(count - 1, self.replays - before, rows),
+            receipt=self.receipt(count - 1, self.replays - before, rows),
             logits=torch.cat(logits, 1) if logits else None,
         )
 
@@ -198,7 +216,8 @@ class DecodeEngine:
                 f"need {needed}: a longer cache, a shorter prompt, or fewer tokens"
             )
 
-    def _receipt(self, steps: int, replays: int, rows: int) -> GenerationReceipt:
+    def receipt(self, steps: int, replays: int, rows: int) -> GenerationReceipt:
+        """The receipt of some steps of ``rows`` rows, of which ``replays`` were launches of a graph."""
         reasons = {}
         if replays < steps:
             largest = max((size for size, width in self._graphs if width == 1), default=0)
@@ -215,7 +234,8 @@ class DecodeEngine:
     def close(self) -> None:
         """Release the graphs. A second call does nothing."""
         self._graphs.clear()
-        self._pool.close()
+        for pool in (self._pool, *self._other_pools):
+            pool.close()
 
     def __enter__(self) -> DecodeEngine:
         return self

@@ -17,7 +17,15 @@ import pytest
 from pytest_cudagraph import environment, errors
 from pytest_cudagraph.foreign import printable
 from pytest_cudagraph.session.exceptions import depth_of_test, exclusive_call, hide_plugin_frames, outcome_of
-from pytest_cudagraph.session.state_keys import BASE, CALL_LOCK, DEVICE_CONTEXTS, OUTCOMES, OWNERS, SETTINGS, marks_of
+from pytest_cudagraph.session.state_keys import (
+    BASE,
+    CALL_LOCK,
+    DEVICE_CONTEXTS,
+    OUTCOMES,
+    OWNERS,
+    SETTINGS,
+    marks_of,
+)
 from pytest_cudagraph.settings.case import CallSettings, Case, ModelCall, make_case
 
 if TYPE_CHECKING:
@@ -40,7 +48,8 @@ class FixtureContext:
         self._names: set[str] = set()
         self._shown_at = 0.0
         self._shows = False
-        self.settings: Settings = self._config.stash[SETTINGS]
+        self.stash = self._config.stash
+        self.settings: Settings = self.stash[SETTINGS]
         self._marks = marks_of(request.node)
 
     def exclusive_call(self) -> AbstractContextManager[None]:

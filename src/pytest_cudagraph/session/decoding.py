@@ -17,9 +17,9 @@ from pytest_cudagraph.settings.case import CallSettings, Case
 from pytest_cudagraph.settings.parsing import distinct_sizes
 
 if TYPE_CHECKING:
-    from pytest_cudagraph.generation import DecodeEngine, Decoder
+    from pytest_cudagraph.generation import DecodeEngine, Decoder, Grammar
     from pytest_cudagraph.pipeline import DeviceContext
-    from pytest_cudagraph.values import Counted, Generation, Lookup, Prefill
+    from pytest_cudagraph.values import Counted, Generation, Guided, Lookup, Prefill
 
 
 class MakeDecodeEngine:
@@ -135,6 +135,43 @@ class EngineUnderTest:
         given = {"k": k, "ngram": ngram, "min_tokens_per_step": min_tokens_per_step}
         return _lookup(self._context, self, prompts, given, call)
 
+    def guided(
+        self,
+        grammar: Grammar,
+        tokenizer: Any,
+        *,
+        prompts: Any = None,
+        min_valid: float = 1.0,
+        max_overhead: float | None = None,
+        stop_token: int | None = None,
+        choose: Any = None,
+        output_length: int | None = None,
+        exact: bool | None = None,
+        rtol: float | None = None,
+        atol: float | None = None,
+        name: str | None = None,
+    ) -> Guided | None:
+        """Generate under a grammar: each token is allowed by its mask and eager's, each output valid, then the time.
+
+        ``tokenizer`` is one of transformers, or the list of all tokens with ``stop_token``. ``prompts`` are int64
+        (rows, n), by default random ones. ``min_valid`` is a share of the completed outputs, ``max_overhead`` that of a
+        guided step over a greedy one. ``choose(logits, mask)`` replaces the choice under the mask. Returns None without
+        ``--cudagraph``: then the prompts are continued once, eagerly. Raises
+        :class:`~pytest_cudagraph.errors.StepNotReplayed`, :class:`~pytest_cudagraph.errors.TokenNotAllowed`,
+        :class:`~pytest_cudagraph.errors.TokenMismatch`, :class:`~pytest_cudagraph.errors.InvalidOutput`,
+        :class:`~pytest_cudagraph.errors.TooMuchOverhead` and :class:`~pytest_cudagraph.errors.InputError`.
+        """
+        __tracebackhide__ = True
+        from pytest_cudagraph.session.guided import run_guided
+
+        call = CallSettings(
+            batch_sizes=None if prompts is None else _rows_of(prompts),
+            output_lengths=None if output_length is None else [output_length],
+            exact=exact, rtol=rtol, atol=atol, name=name,
+        )  # fmt: skip
+        given = {"min_valid": min_valid, "max_overhead": max_overhead, "choose": choose}
+        return run_guided(self._context, self, (grammar, tokenizer, stop_token), prompts, given, call)
+
     def engine(self, case: Case, device_context: DeviceContext) -> DecodeEngine:
         """The engine with graphs for a case. It lives until teardown."""
         from pytest_cudagraph.generation import DecodeEngine
@@ -185,7 +222,7 @@ def _run_cell(
     from pytest_cudagraph import generation
 
     with device_context.using_its_threads():
-        engine = _engine_or_failure(context, under_test, cell, device_context)
+        engine = engine_or_failure(context, under_test, cell, device_context)
         run = generation.GreedyRun(engine=engine, case=cell, device_context=device_context, progress=context.progress)
         batches = run.batches(prompts)
     context.conclude(generation.report_of(cell, device_context, batches, against_base=context.against_base))
@@ -226,7 +263,7 @@ def _lookup(
         return None
     device_context = context.device_context(case.device)
     with device_context.using_its_threads():
-        engine = _engine_or_failure(context, under_test, case, device_context)
+        engine = engine_or_failure(context, under_test, case, device_context)
         batch = generation.run_lookup(engine, prompts, request, case, device_context)
     context.conclude(generation.report_of(case, device_context, [batch]))
     return batch.lookup
@@ -238,7 +275,7 @@ def _rows_of(prompts: Any) -> list[int]:
     return [max(*shape[:1], 1)] if len(shape) == 2 else [1]
 
 
-def _engine_or_failure(
+def engine_or_failure(
     context: FixtureContext, under_test: EngineUnderTest, case: Case, device_context: DeviceContext
 ) -> DecodeEngine:
     """The engine. A refused capture ends the test with its report."""

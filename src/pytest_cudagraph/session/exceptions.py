@@ -113,6 +113,9 @@ _FAILURES: dict[str, type[errors.GraphTestFailure]] = {
     "tokens": errors.TokenMismatch,
     "bytes": errors.TooManyBytes,
     "lookup": errors.TooFewTokensPerStep,
+    "mask": errors.TokenNotAllowed,
+    "validity": errors.InvalidOutput,
+    "overhead": errors.TooMuchOverhead,
 }
 
 

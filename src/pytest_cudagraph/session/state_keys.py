@@ -8,6 +8,7 @@ import pytest
 
 if TYPE_CHECKING:
     from pytest_cudagraph.base_revision.comparison import AgainstBase
+    from pytest_cudagraph.generation import GrammarCache
     from pytest_cudagraph.pipeline import DeviceContext
     from pytest_cudagraph.settings.marks import MarkSettings
     from pytest_cudagraph.settings.options import Settings
@@ -19,6 +20,8 @@ DEVICE_CONTEXTS: pytest.StashKey[dict[str, DeviceContext]] = pytest.StashKey()
 """Opened devices by the value of the device option."""
 BASE: pytest.StashKey[AgainstBase] = pytest.StashKey()
 """What ``--cudagraph-base`` measured before the first test. Absent without it."""
+GRAMMARS: pytest.StashKey[GrammarCache] = pytest.StashKey()
+"""Grammars that were compiled for a tokenizer. Absent before the first guided generation."""
 OUTCOMES: pytest.StashKey[list[GraphReport]] = pytest.StashKey()
 CALLS: pytest.StashKey[list[dict[str, Any]]] = pytest.StashKey()
 """What ``perf_monitor`` recorded: plain data for the JSON document, one for each name of calls of a test."""

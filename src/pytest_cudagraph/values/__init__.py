@@ -16,6 +16,7 @@ from pytest_cudagraph.values.generation import (
     TokenAgreement,
     TokenDifference,
 )
+from pytest_cudagraph.values.guided import DisallowedToken, GrammarKind, Guided, GuidedOutput, GuidedTimes
 from pytest_cudagraph.values.reports import (
     BatchReport,
     CompileMode,
@@ -59,12 +60,17 @@ __all__ = [
     "Decision",
     "DeviceInfo",
     "Disagreement",
+    "DisallowedToken",
     "Finding",
     "GateName",
     "Generation",
     "GenerationReceipt",
     "GenerationTimes",
+    "GrammarKind",
     "GraphReport",
+    "Guided",
+    "GuidedOutput",
+    "GuidedTimes",
     "Interval",
     "Judgement",
     "Kind",

@@ -8,12 +8,13 @@ from typing import Literal
 
 from pytest_cudagraph.values.evidence import Agreement, Finding, Receipt
 from pytest_cudagraph.values.generation import Generation, Lookup, Prefill
+from pytest_cudagraph.values.guided import Guided
 from pytest_cudagraph.values.saved import BaseComparison, Comparison, NoBaseline, SavedBatch
 from pytest_cudagraph.values.timings import DeviceInfo, Timing
 
 GateName = Literal[
     "eager", "audit", "compile", "capture", "check", "speedup", "over-compiled", "baseline", "structure", "base",
-    "steps", "tokens", "bytes", "lookup",
+    "steps", "tokens", "bytes", "lookup", "mask", "validity", "overhead",
 ]  # fmt: skip
 
 
@@ -86,6 +87,7 @@ class BatchReport:
     generation: Generation | None = None
     prefill: Prefill | None = None
     lookup: Lookup | None = None
+    guided: Guided | None = None
 
     @property
     def verdict(self) -> Verdict:
