@@ -13,6 +13,9 @@ from pytest_cudagraph.values import (
     GenerationReceipt,
     GenerationTimes,
     GraphReport,
+    Guided,
+    GuidedOutput,
+    GuidedTimes,
     Interval,
     Judgement,
     Latency,
@@ -142,6 +145,27 @@ def lookup() -> Lookup:
         batch_size=2, prompt_length=12, output_length=20, k=3,
         receipt=GenerationReceipt(steps=10, replays=10), tokens=TokenAgreement(compared=40, same_shapes=False),
         verified=6, drafted=30, accepted=18,
+    )  # fmt: skip
+
+
+def guided(**rest) -> Guided:
+    good = GuidedOutput(text='{"age": 36}', is_cut=False)
+    facts = {
+        "batch_size": 4, "prompt_length": 16, "output_length": 32, "grammar": "json_schema", "vocabulary": 32000,
+        "receipt": GenerationReceipt(steps=31, replays=31), "choices": GenerationReceipt(steps=32, replays=32),
+        "outputs": (
+            good, good, GuidedOutput(text='{"age": "', is_cut=True),
+            GuidedOutput(text='{"age": \t6}', is_cut=False, problem="JSONDecodeError: Invalid control character"),
+        ),
+        "is_parsed": True, "tokens": TokenAgreement(compared=128, same_shapes=True), "times": guided_times(),
+    }  # fmt: skip
+    return Guided(**facts | rest)
+
+
+def guided_times() -> GuidedTimes:
+    return GuidedTimes(
+        greedy=latency(60.0), guided=latency(63.0), overhead=Interval(estimate=0.05, low=0.04, high=0.06),
+        mask_ns=700.0, mask_share=0.044,
     )  # fmt: skip
 
 

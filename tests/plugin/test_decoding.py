@@ -66,6 +66,48 @@ def test_too_many_bytes(decode_engine):
     decode_engine(SmallDecoder().eval()).prefill(48, chunk=8, max_bytes_ratio=0.1)
 """
 
+GUIDED = """
+import pytest, torch
+from pytest_cudagraph import InputError, choice, ebnf, json_schema, regex
+from small_decoder import SmallDecoder
+
+torch.manual_seed(0)
+TOKENS = [*(bytes([each]) for each in range(95)), b"</s>"]
+
+def guided(decode_engine, grammar, **rest):
+    engine = decode_engine(SmallDecoder().eval())
+    return engine.guided(grammar, TOKENS, stop_token=95, output_length=12, **rest)
+
+@pytest.mark.decode(prompt_lengths=[4], batch_sizes=[2])
+def test_choice(decode_engine):
+    found = guided(decode_engine, choice(["YES", "NO"]))
+    assert found is None or found.valid_ratio == 1 and found.times.mask_ns > 0
+
+def test_prompts(decode_engine):
+    found = guided(decode_engine, regex("[A-C]{3}"), prompts=torch.ones(2, 3, dtype=torch.int64), max_overhead=1000)
+    assert found is None or [len(each.text) for each in found.outputs] == [3, 3]
+    with pytest.raises(InputError, match="guided takes a grammar of"):
+        guided(decode_engine, "[A-C]", name="text")
+
+def test_ignored(decode_engine):
+    def choose(logits, mask):
+        return logits.argmax(-1, keepdim=True)
+    guided(decode_engine, regex("[A-C]{3}"), choose=choose)
+
+def test_invalid(decode_engine):
+    def refuse(text):
+        raise ValueError("no text is right")
+    guided(decode_engine, ebnf('root ::= "A"', refuse))
+
+def test_written_by_pointer(decode_engine):
+    def choose(logits, mask):
+        import xgrammar
+        logits = logits.clone()
+        xgrammar.apply_token_bitmask_inplace(logits, mask)
+        return logits.argmax(-1, keepdim=True)
+    guided(decode_engine, regex("[A-C]{3}"), choose=choose)
+"""
+
 FAULTS = """
 import pytest, torch
 from small_decoder import SmallDecoder
@@ -137,6 +179,29 @@ def test_a_prefill_and_a_prompt_lookup_are_gated_shown_and_never_saved(decoding)
     assert not list(decoding.path.glob(".cudagraph/*.json"))
     assert "TooFewTokensPerStep: batch 2: " in result.stdout.str()
     decoding.run().assert_outcomes(passed=4)
+
+
+def test_a_guided_generation_is_gated_shown_and_never_saved(decoding):
+    pytest.importorskip("xgrammar", reason="guided generation needs the extra guided")
+    decoding.pytester.makepyfile(test_user=GUIDED)
+    result = decoding.measure("--cudagraph-update", "--cudagraph-json=run.json")
+    result.assert_outcomes(passed=2, failed=3)
+    result.stdout.fnmatch_lines(
+        [
+            "E *TokenNotAllowed: batch *: every token must be allowed by the mask of its step; row 0, token 0 is *",
+            "E *InvalidOutput: batch *: 0 of * completed outputs valid; this test asks for 100%",
+            "E     row 0: ValueError: no text is right: 'A'",
+            "E *CaptureFailed: * changed, and no torch operation wrote it *",
+            "guided * batch * grammar  valid  cut  mask/row  share * overhead  replays  ties",
+            "* choice *2/2 *",
+        ]
+    )
+    result.stdout.no_fnmatch_line("not written:*")
+    assert not list(decoding.path.glob(".cudagraph/*.json"))
+    run = json.loads((decoding.path / "run.json").read_text())
+    gates = [each["gate"] for each in run["tests"][1]["batches"][0]["judgements"]]
+    assert gates == ["steps", "steps", "mask", "tokens", "validity", "overhead"]
+    decoding.run().assert_outcomes(passed=5)
 
 
 def test_without_the_flag_each_decoder_generates_once_and_nothing_is_judged(decoding):

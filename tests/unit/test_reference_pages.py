@@ -39,6 +39,9 @@ INTERNAL = {"min_source", "update_option", "extended", "inner_calls"}
         values.Prefill,
         values.PrefillBytes,
         values.Lookup,
+        values.Guided,
+        values.GuidedOutput,
+        values.GuidedTimes,
         values.Finding,
     ],
 )

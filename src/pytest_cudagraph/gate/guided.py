@@ -50,18 +50,19 @@ def judge_outputs(found: Guided, min_valid: float) -> Judgement:
         reason = f"no output of {len(found.outputs)} was completed{cut}"
         remedy = "to judge: a larger output_length=, or a grammar with shorter outputs"
         return Judgement(gate="validity", verdict=Verdict.INCONCLUSIVE, reason=reason, remedy=remedy)
-    reason = f"{found.valid} of {plural(found.completed, 'completed output')} valid{cut}"
+    reason = f"{found.valid} of {found.completed} completed outputs valid{cut}"
     wrong = [(row, each) for row, each in enumerate(found.outputs) if each.problem]
     evidence = tuple(f"row {row}: {each.problem}: {value_text(each.text)}" for row, each in wrong[:_SHOWN])
     if found.valid_ratio >= min_valid:
         return Judgement(gate="validity", verdict=Verdict.PASSED, reason=reason, evidence=evidence)
     accept = math.floor(found.valid_ratio * _STEP) / _STEP
+    to_accept = f"; to accept: min_valid={accept:.2f}" if accept else ""
     return Judgement(
         gate="validity",
         verdict=Verdict.FAILED,
         reason=f"{reason}; this test asks for {min_valid:.0%}",
         evidence=evidence,
-        remedy=f"fix: a grammar that allows valid outputs alone; to accept: min_valid={accept:.2f}",
+        remedy=f"fix: a grammar that allows valid outputs alone{to_accept}",
     )
 
 

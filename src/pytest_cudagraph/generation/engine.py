@@ -88,7 +88,7 @@ class DecodeEngine:
         """Capture calls of ``width`` tokens: 1 is a decode step. The decoder is reset."""
         if width > self.decoder.length:
             raise InputError(f"the decoder holds {self.decoder.length} tokens; found a call of {width}")
-        self._check_unchanged()
+        self.check_unchanged()
         call = functools.partial(call_decoder, self.decoder)
         with self._backend.running():
             self.decoder.reset()
@@ -133,13 +133,16 @@ class DecodeEngine:
         Raises :class:`~pytest_cudagraph.errors.InputError` if weights or buffers were replaced after a capture.
         """
         self.decoder.reset()
-        self._check_unchanged()
+        self.check_unchanged()
         for part in parts(prompts, chunk):
             step = call_decoder(self.decoder, part)
         return step
 
-    def _check_unchanged(self) -> None:
-        """Once per generation. What a step replaces in Python is replaced in eager steps only, and shows in tokens."""
+    def check_unchanged(self) -> None:
+        """Raise :class:`~pytest_cudagraph.errors.InputError` for a decoder that no graph describes any more.
+
+        Once per generation. What a step replaces in Python is replaced in eager steps only, and shows in tokens.
+        """
         if self._watch is not None and self._watch.has_changed():
             raise InputError(
                 f"the decoder changed after its capture: {', '.join(self._watch.changes())}; graphs read the memory of "

@@ -102,6 +102,7 @@ class GuidedEngine:
     ) -> GuidedTokens:
         """At most ``count`` tokens for each row, as :meth:`DecodeEngine.generate`."""
         engine, rows = self.engine, prompts.shape[0]
+        engine.check_unchanged()
         before, chosen_before = engine.replays, self._replays
         tokens, logits = [], []
         with engine.running():

@@ -105,7 +105,10 @@ def _compiler(tokenizer: Any, vocabulary: int, stop_token: int | None) -> _Compi
             info = xgrammar.TokenizerInfo.from_huggingface(tokenizer, **sizes)
         except ValueError as error:
             raise InputError(f"{_ALLOWED_TOKENIZER} {value_text(tokenizer)}: {error}") from None
-    return _Compiler(tokenizer, xgrammar.GrammarCompiler(info), info.decoded_vocab, stop)
+    words = info.decoded_vocab
+    # A wrong choice may be of a token that the tokenizer does not have.
+    words += [b""] * (vocabulary - len(words))
+    return _Compiler(tokenizer, xgrammar.GrammarCompiler(info), words, stop)
 
 
 def _words(tokenizer: Sequence[Any], vocabulary: int) -> list[bytes]:

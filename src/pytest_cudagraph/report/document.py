@@ -12,7 +12,7 @@ from typing import Any
 from pytest_cudagraph.baseline import normal_name
 from pytest_cudagraph.foreign import printable
 from pytest_cudagraph.report.document_timings import base_fields, baseline_fields, seconds, timing_fields
-from pytest_cudagraph.report.generations import generation_document, generation_properties
+from pytest_cudagraph.report.generations import generation_document, generation_properties, guided_document
 from pytest_cudagraph.report.table import UNTIMED
 from pytest_cudagraph.units import to_seconds
 from pytest_cudagraph.values import (
@@ -151,6 +151,7 @@ def _batch(batch: BatchReport, device: DeviceInfo | None) -> dict[str, Any]:
         "generation": generation_document(batch.generation),
         "prefill": None if batch.prefill is None else asdict(batch.prefill),
         "lookup": None if batch.lookup is None else asdict(batch.lookup),
+        "guided": guided_document(batch.guided),
     }
 
 

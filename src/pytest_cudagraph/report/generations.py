@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
 from pytest_cudagraph.report.columns import Column, grid
 from pytest_cudagraph.report.document_timings import latency_fields, seconds
-from pytest_cudagraph.units import bytes_text, latency_text, to_seconds
-from pytest_cudagraph.values import BatchReport, Generation, GenerationTimes, GraphReport, TokenAgreement
+from pytest_cudagraph.units import bytes_text, latency_text, percent_text, to_seconds
+from pytest_cudagraph.values import (
+    BatchReport,
+    Generation,
+    GenerationTimes,
+    GraphReport,
+    Guided,
+    GuidedTimes,
+    TokenAgreement,
+)
 
 Cells = Callable[[BatchReport], "list[str] | None"]
 """The cells of a batch, without the test's name. None where the table is not about it."""
 
 
 def generation_tables(reports: Iterable[GraphReport], shown: Mapping[str, str]) -> list[str]:
-    """A table of generations, one of prefills and one of prompt lookups, each only if it has a row.
+    """A table of generations, of prefills, of prompt lookups and of guided generations, each only if it has a row.
 
     ``shown`` are the names of the reports as the table above shows them.
     """
@@ -68,6 +77,24 @@ def _lookup_cells(batch: BatchReport) -> list[str] | None:
     ]
 
 
+def _guided_cells(batch: BatchReport) -> list[str] | None:
+    found, times = batch.guided, batch.guided.times if batch.guided else None
+    if found is None:
+        return None
+    replays, steps = (getattr(found.receipt, name) + getattr(found.choices, name) for name in ("replays", "steps"))
+    return [
+        str(found.batch_size),
+        found.grammar,
+        f"{found.valid}/{found.completed}" if found.is_parsed else "-",
+        str(found.cut),
+        "-" if times is None else latency_text(times.mask_ns),
+        "-" if times is None else percent_text(times.mask_share),
+        "-" if times is None else percent_text(times.overhead.estimate),
+        f"{replays}/{steps}",
+        _ties(found.tokens),
+    ]
+
+
 def _ties(found: TokenAgreement | None) -> str:
     return "-" if found is None else str(found.ties)
 
@@ -76,6 +103,7 @@ _TABLES: tuple[tuple[str, str, Cells], ...] = (
     ("generation", "batch|TTFT|ITL|ITL p99|tokens/s|replays|padded|ties", _generation_cells),
     ("prefill", "prompt|chunk|ratio|counting|one call|chunks", _prefill_cells),
     ("prompt lookup", "batch|k|tokens/step|acceptance|mean length|replays|ties", _lookup_cells),
+    ("guided", "batch|grammar|valid|cut|mask/row|share|overhead|replays|ties", _guided_cells),
 )
 
 
@@ -99,6 +127,24 @@ def _times(times: GenerationTimes) -> dict[str, Any]:
         "itl": {**(latency_fields(times.itl) or {}), "p99": seconds(times.itl_p99_ns)},
         "tpot": seconds(times.tpot_ns),
         "tokens_per_second": times.tokens_per_second,
+    }
+
+
+def guided_document(found: Guided | None) -> dict[str, Any] | None:
+    """A guided generation in the JSON document: times in seconds."""
+    if found is None:
+        return None
+    counts = {name: getattr(found, name) for name in ("completed", "cut", "valid", "valid_ratio")}
+    return asdict(found) | counts | {"times": None if found.times is None else _guided_times(found.times)}
+
+
+def _guided_times(times: GuidedTimes) -> dict[str, Any]:
+    return {
+        "greedy": latency_fields(times.greedy),
+        "guided": latency_fields(times.guided),
+        "overhead": {key: value if math.isfinite(value) else None for key, value in asdict(times.overhead).items()},
+        "mask": seconds(times.mask_ns),
+        "mask_share": times.mask_share,
     }
 
 

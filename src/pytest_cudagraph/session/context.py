@@ -17,15 +17,7 @@ import pytest
 from pytest_cudagraph import environment, errors
 from pytest_cudagraph.foreign import printable
 from pytest_cudagraph.session.exceptions import depth_of_test, exclusive_call, hide_plugin_frames, outcome_of
-from pytest_cudagraph.session.state_keys import (
-    BASE,
-    CALL_LOCK,
-    DEVICE_CONTEXTS,
-    OUTCOMES,
-    OWNERS,
-    SETTINGS,
-    marks_of,
-)
+from pytest_cudagraph.session.state_keys import BASE, CALL_LOCK, DEVICE_CONTEXTS, OUTCOMES, OWNERS, SETTINGS, marks_of
 from pytest_cudagraph.settings.case import CallSettings, Case, ModelCall, make_case
 
 if TYPE_CHECKING:

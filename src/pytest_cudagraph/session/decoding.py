@@ -222,7 +222,7 @@ def _run_cell(
     from pytest_cudagraph import generation
 
     with device_context.using_its_threads():
-        engine = engine_or_failure(context, under_test, cell, device_context)
+        engine = _engine_or_failure(context, under_test, cell, device_context)
         run = generation.GreedyRun(engine=engine, case=cell, device_context=device_context, progress=context.progress)
         batches = run.batches(prompts)
     context.conclude(generation.report_of(cell, device_context, batches, against_base=context.against_base))
@@ -263,7 +263,7 @@ def _lookup(
         return None
     device_context = context.device_context(case.device)
     with device_context.using_its_threads():
-        engine = engine_or_failure(context, under_test, case, device_context)
+        engine = _engine_or_failure(context, under_test, case, device_context)
         batch = generation.run_lookup(engine, prompts, request, case, device_context)
     context.conclude(generation.report_of(case, device_context, [batch]))
     return batch.lookup
@@ -275,7 +275,7 @@ def _rows_of(prompts: Any) -> list[int]:
     return [max(*shape[:1], 1)] if len(shape) == 2 else [1]
 
 
-def engine_or_failure(
+def _engine_or_failure(
     context: FixtureContext, under_test: EngineUnderTest, case: Case, device_context: DeviceContext
 ) -> DecodeEngine:
     """The engine. A refused capture ends the test with its report."""

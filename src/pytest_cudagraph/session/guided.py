@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from pytest_cudagraph.errors import CaptureRefusal
 from pytest_cudagraph.session.context import FixtureContext
 from pytest_cudagraph.session.exceptions import hide_plugin_frames
 from pytest_cudagraph.session.state_keys import GRAMMARS
@@ -34,7 +35,6 @@ def run_guided(
     __tracebackhide__ = True
     from pytest_cudagraph import generation
     from pytest_cudagraph.baseline import parametrized
-    from pytest_cudagraph.session.decoding import engine_or_failure
 
     request = generation.GuidedRequest(**limits)
     resolved = context.resolve(call)
@@ -47,8 +47,12 @@ def run_guided(
         return None
     device_context = context.device_context(case.device)
     with device_context.using_its_threads():
-        engine = engine_or_failure(context, under_test, case, device_context)
-        guided = generation.GuidedEngine(engine, _compiled(context, engine, given), rows, request.choose)
+        try:
+            engine = under_test.engine(case, device_context)
+            guided = generation.GuidedEngine(engine, _compiled(context, engine, given), rows, request.choose)
+        except CaptureRefusal as refused:
+            context.conclude(generation.report_of(case, device_context, refused=refused))
+            raise
         run = generation.GuidedRun(guided=guided, request=request, case=case, device_context=device_context)
         batch = run.batch(_prompts_or_random(engine, prompts, case))
     context.conclude(generation.report_of(case, device_context, [batch]))

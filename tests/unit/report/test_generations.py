@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from tests.facts import batch, generation, lookup, prefill, report
+import json
+import math
+from dataclasses import replace
+
+from tests.facts import batch, generation, guided, guided_times, lookup, prefill, report
 
 from pytest_cudagraph.report.document import properties
-from pytest_cudagraph.report.generations import generation_tables
+from pytest_cudagraph.report.generations import generation_tables, guided_document
+from pytest_cudagraph.values import Interval
 
 
 def test_the_table_reads_as_reviewed(golden):
@@ -27,6 +32,21 @@ def test_the_table_of_prompt_lookups_reads_as_reviewed(golden):
         "report/lookups.txt",
         "\n".join(generation_tables([report("a.py::test_a", batch(2, lookup=lookup())), report()], {})),
     )
+
+
+def test_the_table_of_guided_generations_reads_as_reviewed(golden):
+    plain = guided(times=None, tokens=None, is_parsed=False, grammar="ebnf")
+    reports = [report("a.py::test_a", batch(4, guided=guided())), report("a.py::test_b", batch(4, guided=plain))]
+    golden("report/guided.txt", "\n".join(generation_tables(reports, {})))
+
+
+def test_the_document_of_a_guided_generation_has_its_counts_and_times_in_seconds():
+    endless = replace(guided_times(), overhead=Interval(estimate=0.05, low=0.04, high=math.inf))
+    found = json.loads(json.dumps(guided_document(guided(times=endless)), allow_nan=False))
+    assert (found["completed"], found["cut"], found["valid"], found["valid_ratio"]) == (3, 1, 2, 2 / 3)
+    assert found["times"]["mask"] == 7e-07
+    assert found["times"]["overhead"] == {"estimate": 0.05, "low": 0.04, "high": None}
+    assert guided_document(None) is None
 
 
 def test_without_a_timed_generation_there_is_no_table():

@@ -7,7 +7,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 import pytest
-from tests.facts import CPU, batch, generation, judgement, latency, lookup, prefill, report, saved, timing
+from tests.facts import CPU, batch, generation, guided, judgement, latency, lookup, prefill, report, saved, timing
 
 from pytest_cudagraph.report import from_plain, to_plain
 from pytest_cudagraph.values import Finding, Interval, NoBaseline, Receipt, Site, Verdict
@@ -27,6 +27,7 @@ def everything():
             generation=generation(),
             prefill=prefill(),
             lookup=lookup(),
+            guided=guided(),
         ),
         replace(batch(8), timing=None, receipt=None, agreement=None, min_speedup=None, judgements=()),
     )
