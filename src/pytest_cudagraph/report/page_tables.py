@@ -10,7 +10,7 @@ from typing import Any
 
 from pytest_cudagraph.report.columns import Column
 from pytest_cudagraph.report.rendering import PageTable
-from pytest_cudagraph.units import bytes_text, latency_text, to_ns
+from pytest_cudagraph.units import bytes_text, latency_text, percent_text, to_ns
 
 _NAMED = 5
 """Tests that a finding or a reason names. The rest is counted."""
@@ -144,6 +144,23 @@ def _lookups(found: Mapping[str, Any]) -> PageTable | None:
     return _table("Prompt lookup", "test|batch|k|drafted|accepted|acceptance|replays|ties", rows, words="test")
 
 
+def _guided(found: Mapping[str, Any]) -> PageTable | None:
+    rows = []
+    for name, batch, each in _batches(found, "guided"):
+        times, receipts = each["times"], (each["receipt"], each["choices"])
+        costs = ["-"] * 3
+        if times:
+            overhead = times["overhead"]["estimate"]
+            shares = ["-" if share is None else percent_text(share) for share in (times["mask_share"], overhead)]
+            costs = [_latency(times["mask"]), *shares]
+        valid = f"{each['valid']}/{each['completed']}" if each["is_parsed"] else "-"
+        steps = "/".join(str(sum(receipt[key] for receipt in receipts)) for key in ("replays", "steps"))
+        outputs = [each["grammar"], valid, _text(each["cut"])]
+        rows.append([name, _text(batch["batch_size"]), *outputs, *costs, steps, _ties(each)])
+    columns = "test|batch|grammar|valid|cut|mask of a row|masks of a step|overhead|replays|ties"
+    return _table("Guided generation", columns, rows, words="test|grammar")
+
+
 def _ties(each: Mapping[str, Any]) -> str:
     return _text(each["tokens"]["ties"]) if each.get("tokens") else "-"
 
@@ -183,6 +200,7 @@ _SECTIONS: tuple[Callable[[Mapping[str, Any]], PageTable | None], ...] = (
     _generations,
     _prefills,
     _lookups,
+    _guided,
     _calls,
     _settings,
 )
