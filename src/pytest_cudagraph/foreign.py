@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import reprlib
 from typing import Any
 
@@ -27,6 +28,19 @@ def value_text(value: Any) -> str:
     # A value may raise anything. The message about it must still be read.
     except Exception:
         return f"<{type(value).__name__}>"
+
+
+_USER = re.compile(r"(?<=://)[^/@\s]+(?=@)")
+_QUERY = re.compile(r"(?<=\?)\S+$")
+
+
+def without_credentials(text: str, url: str | None = None) -> str:
+    """A text without the user, the password and the query of ``url``, which by default is the text itself."""
+    found = [match.group() for each in (_USER, _QUERY) for match in each.finditer(text if url is None else url)]
+    secrets = {part for secret in found for part in (secret, *secret.split(":")) if part}
+    for secret in sorted(secrets, key=len, reverse=True):
+        text = text.replace(secret, "***")
+    return text
 
 
 def message_of(error: BaseException) -> str:

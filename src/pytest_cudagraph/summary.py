@@ -12,11 +12,14 @@ from typing import Any
 
 from pytest_cudagraph import environment, files, gate, record, report
 from pytest_cudagraph.base_revision.judge import base_table
-from pytest_cudagraph.baseline import JsonStore, Key, is_part_of, normal_name
+from pytest_cudagraph.baseline import AnyPath, JsonStore, Key, is_part_of, normal_name
 from pytest_cudagraph.errors import BaselineError, CudagraphError
-from pytest_cudagraph.foreign import printable, printable_lines
+from pytest_cudagraph.foreign import printable, printable_lines, without_credentials
 from pytest_cudagraph.settings.options import Settings
 from pytest_cudagraph.values import DeviceInfo, GraphReport, SavedBatch
+
+_LEFT = ".cudagraph-left"
+"""The folder for entries that an object store did not take."""
 
 _NAMED = 5
 """Names in the suggested command that removes stale entries."""
@@ -109,8 +112,8 @@ def _end_device(
     summary: _SummaryLines,
     saved: Mapping[Key, SavedBatch] | None,
 ) -> None:
-    store = JsonStore(settings.baseline_folder, device)
     try:
+        store = JsonStore(settings.baseline_folder, device)
         saved, plan = _save(store, reports, collected, settings, saved)
     except BaselineError as error:
         summary.problems.append(str(error))
@@ -136,7 +139,7 @@ def _replaced(plan: record.Plan, saved: Mapping[Key, SavedBatch]) -> list[tuple[
     return [each for each in texts if each[2]]
 
 
-def _strict_about(stale: Sequence[Key], path: Path, root: Path) -> str:
+def _strict_about(stale: Sequence[Key], path: AnyPath, root: Path) -> str:
     names = sorted({name for name, _ in stale})
     names_shown = [shlex.quote(name) for name in names[:_NAMED]] + ["..."] * (len(names) > _NAMED)
     prune = f"pytest-cudagraph baseline prune {_shown(path.parent, root)} --name {' '.join(names_shown)}"
@@ -168,7 +171,21 @@ def _save(
         plan = record.entries(passed, update, entries, saved_at=now, commit=_short(commit))
         return plan.write
 
-    return store.update(choose, commit_info=commit, continues=update != "all"), plan
+    try:
+        return store.update(choose, commit_info=commit, continues=update != "all"), plan
+    except BaselineError as error:
+        if isinstance(store.path, Path) or not (plan.write or choose(saved or {})):
+            raise
+        raise BaselineError(f"{error}; {_leave(plan, settings, commit)}") from error
+
+
+def _leave(plan: record.Plan, settings: Settings, commit: Mapping[str, Any]) -> str:
+    """Write what a store did not take to a folder of this machine, and say how to send it."""
+    store = JsonStore(settings.rootdir / _LEFT, plan.write[0].device)
+    store.merge(plan.write, commit_info=commit)
+    count = f"{len(plan.write)} {'entry is' if len(plan.write) == 1 else 'entries are'}"
+    send = f"pytest-cudagraph baseline merge {_LEFT} -o {without_credentials(settings.baseline)}"
+    return f"{count} in {_LEFT}/{store.path.name}: send with {send}"
 
 
 def _now() -> str:
@@ -232,8 +249,10 @@ def _lies_below(file: str, paths: Iterable[str]) -> bool:
     return any(path == "." or file == path or file.startswith(f"{path}/") for path in paths)
 
 
-def _shown(path: Path, root: Path) -> str:
-    return path.relative_to(root).as_posix() if path.is_relative_to(root) else path.as_posix()
+def _shown(path: AnyPath, root: Path) -> str:
+    if isinstance(path, Path) and path.is_relative_to(root):
+        return path.relative_to(root).as_posix()
+    return str(path)
 
 
 def _write_documents(
@@ -263,7 +282,7 @@ def _write(flag: str, path: str, folder: Path, text_of: Callable[[], str], summa
     return True
 
 
-def header_line(device: DeviceInfo, baseline_file: Path, settings: Settings, *, judged: bool) -> str:
+def header_line(device: DeviceInfo, baseline_file: AnyPath, settings: Settings, *, judged: bool) -> str:
     """What this run measures on, its baseline file and its least speedup."""
     shown = _shown(baseline_file, settings.rootdir)
     return printable(report.header(device, baseline=shown, min_speedup=settings.min_speedup, judged=judged))

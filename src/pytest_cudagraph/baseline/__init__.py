@@ -15,8 +15,9 @@ from pytest_cudagraph.baseline.history import (
     session_of_arm,
 )
 from pytest_cudagraph.baseline.names import Key, is_part_of, normal_name, parametrized, slug
+from pytest_cudagraph.baseline.remote import AnyPath, RemotePath, any_path
 from pytest_cudagraph.baseline.schema import SCHEMA, Content, parse
-from pytest_cudagraph.baseline.store import JsonStore, read, remove_from
+from pytest_cudagraph.baseline.store import JsonStore, json_files, read, remove_from
 from pytest_cudagraph.baseline.text import records_of, text_of
 
 __all__ = [
@@ -24,9 +25,12 @@ __all__ = [
     "KEPT",
     "PRIOR_SPREAD",
     "SCHEMA",
+    "AnyPath",
     "Content",
     "JsonStore",
     "Key",
+    "RemotePath",
+    "any_path",
     "arms_moved",
     "change",
     "change_of_sessions",
@@ -34,6 +38,7 @@ __all__ = [
     "history",
     "is_continued",
     "is_part_of",
+    "json_files",
     "latency_change",
     "normal_name",
     "parametrized",

@@ -1,9 +1,10 @@
-"""Where baselines are kept: a JSON file per device model."""
+"""Where baselines are kept: a JSON file per device model, on this machine or in an object store."""
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from filelock import FileLock, Timeout
 from pytest_cudagraph import files
 from pytest_cudagraph.baseline.history import by_age, continued, is_continued, joined
 from pytest_cudagraph.baseline.names import Key, slug
+from pytest_cudagraph.baseline.remote import AnyPath, RemotePath, any_path
 from pytest_cudagraph.baseline.schema import Content, parse
 from pytest_cudagraph.baseline.text import about_text, machine_info, records_text
 from pytest_cudagraph.errors import BaselineError
@@ -26,10 +28,10 @@ _IGNORED = "*.lock\n*.tmp\n"
 
 
 class JsonStore:
-    """The baseline file of one device model: ``FOLDER/nvidia-h200.json``."""
+    """The baseline file of one device model: ``FOLDER/nvidia-h200.json``. A text is a path or a URL."""
 
-    def __init__(self, folder: Path, device: DeviceInfo) -> None:
-        self.path = Path(folder) / f"{slug(device)}.json"
+    def __init__(self, folder: AnyPath | str, device: DeviceInfo) -> None:
+        self.path = (any_path(folder) if isinstance(folder, str) else folder) / f"{slug(device)}.json"
         self._device = device
 
     def load(self) -> dict[Key, SavedBatch]:
@@ -101,22 +103,32 @@ def _merged(old: Mapping[Key, SavedBatch], new: Iterable[SavedBatch], *, continu
 
 # A garbage collection would visit millions of new objects and free none.
 @gc_paused()
-def read(path: Path) -> Content:
+def read(path: AnyPath) -> Content:
     """The content of a file, or nothing without one. Raises :class:`~pytest_cudagraph.errors.BaselineError`."""
     text = _text(path)
     return Content() if text is None else parse(text, str(path))
 
 
-def _text(path: Path) -> str | None:
+def json_files(folder: AnyPath) -> list[AnyPath]:
+    """The JSON files of a folder, by name. Raises :class:`~pytest_cudagraph.errors.BaselineError`."""
+    if isinstance(folder, Path):
+        return [path for path in sorted(folder.glob("*.json")) if path.is_file()]
     try:
-        return files.read_text(path)
+        return list(folder.json_files())
+    except OSError as exc:
+        raise BaselineError(f"{folder}: cannot be read ({_reason(exc)})") from exc
+
+
+def _text(path: AnyPath) -> str | None:
+    try:
+        return path.read_bytes().decode("utf-8-sig") if isinstance(path, RemotePath) else files.read_text(path)
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as exc:
         raise BaselineError(f"{path}: cannot be read ({_reason(exc)})") from exc
 
 
-def remove_from(path: Path, keys: Iterable[Key]) -> None:
+def remove_from(path: AnyPath, keys: Iterable[Key]) -> None:
     """Drop entries from a file. A file without entries is removed."""
     doomed = set(keys)
     if not path.exists() or not doomed:
@@ -128,13 +140,10 @@ def remove_from(path: Path, keys: Iterable[Key]) -> None:
     _change(path, drop)
 
 
-def _change(path: Path, edit: Callable[[Content], Content]) -> None:
+def _change(path: AnyPath, edit: Callable[[Content], Content]) -> None:
     """Read, edit and replace a file under its lock. On any failure the old file stays unchanged."""
     try:
-        # A symbolic link stays. The file it points to is replaced.
-        target = Path(os.path.realpath(path))
-        _prepare(target.parent)
-        with FileLock(target.with_name(f".{files.short_name(target.name)}.lock"), timeout=_LOCK_WAIT_S):
+        with _locked(path) as target:
             _rewrite(target, edit)
     except BaselineError as exc:
         raise BaselineError(f"{exc}; the file was left as it is") from exc
@@ -145,6 +154,19 @@ def _change(path: Path, edit: Callable[[Content], Content]) -> None:
         raise BaselineError(f"{path}: cannot be written ({_reason(exc)}); nothing was changed") from exc
 
 
+@contextlib.contextmanager
+def _locked(path: AnyPath) -> Iterator[AnyPath]:
+    """Hold the lock of a file. A symbolic link stays: the file it points to is given."""
+    if isinstance(path, RemotePath):
+        with path.locked():
+            yield path
+        return
+    target = Path(os.path.realpath(path))
+    _prepare(target.parent)
+    with FileLock(target.with_name(f".{files.short_name(target.name)}.lock"), timeout=_LOCK_WAIT_S):
+        yield target
+
+
 def _prepare(folder: Path) -> None:
     """Make the folder. Only a folder made here gets a ``.gitignore`` for lock and temporary files."""
     if not folder.is_dir():
@@ -153,20 +175,27 @@ def _prepare(folder: Path) -> None:
 
 
 @gc_paused()
-def _rewrite(path: Path, edit: Callable[[Content], Content]) -> None:
+def _rewrite(path: AnyPath, edit: Callable[[Content], Content]) -> None:
     old = _text(path)
     content = Content() if old is None else parse(old, str(path))
     new = edit(content)
     if new is content:
         return
     if not new.entries:
-        path.unlink(missing_ok=True)
+        path.unlink()
         return
     records = records_text(new.entries)
     # Another commit alone does not change the file.
     if old is None or not old.startswith(records):
+        _write(path, records + about_text(new))
+
+
+def _write(path: AnyPath, text: str) -> None:
+    if isinstance(path, RemotePath):
+        path.write_text(text)
+    else:
         files.remove_temporary(path)
-        files.write_text(path, records + about_text(new))
+        files.write_text(path, text)
 
 
 def _reason(exc: BaseException) -> str:

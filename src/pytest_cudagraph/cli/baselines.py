@@ -10,6 +10,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from pytest_cudagraph import baseline, gate, record, report
+from pytest_cudagraph.baseline import AnyPath
 from pytest_cudagraph.cli.output import FINE, INCONCLUSIVE, REGRESSION, CommandOutput
 from pytest_cudagraph.errors import BaselineError, CudagraphError
 from pytest_cudagraph.report import Column
@@ -33,40 +34,40 @@ def add_commands(parser: argparse.ArgumentParser) -> None:
     """Add ``list``, ``show`` and ``prune``."""
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     command = commands.add_parser("list", help="the baseline files of a folder")
-    command.add_argument("folder", type=Path, nargs="?", default=_FOLDER, metavar="DIR", help=f"default: {_FOLDER}")
+    command.add_argument("folder", nargs="?", default=str(_FOLDER), metavar="DIR|URL", help=f"default: {_FOLDER}")
     command.set_defaults(run=_list)
     command = commands.add_parser("show", help="the entries of a baseline file")
     command.add_argument("file", metavar="FILE|NAME", help=f"a path, or the name of a device in {_FOLDER}")
     command.set_defaults(run=_show)
     command = commands.add_parser("prune", help="remove entries by the names of their tests")
-    command.add_argument("folder", type=Path, nargs="?", default=_FOLDER, metavar="DIR", help=f"default: {_FOLDER}")
+    command.add_argument("folder", nargs="?", default=str(_FOLDER), metavar="DIR|URL", help=f"default: {_FOLDER}")
     command.add_argument("--name", nargs="+", required=True, metavar="GLOB", help="* and ? are wildcards")
     command.set_defaults(run=_prune)
     _add_merge(commands.add_parser("merge", help="join what several jobs recorded"))
 
 
 def _add_merge(command: argparse.ArgumentParser) -> None:
-    command.add_argument("inputs", type=Path, nargs="+", metavar="FILE|DIR", help="what the jobs recorded")
+    command.add_argument("inputs", nargs="+", metavar="FILE|DIR|URL", help="what the jobs recorded")
     command.add_argument(
         "-o",
         "--output",
-        type=Path,
         required=True,
-        metavar="DIR",
+        metavar="DIR|URL",
         help="where the result goes, joined with what it holds",
     )
     command.set_defaults(run=_merge)
 
 
 def _list(arguments: argparse.Namespace) -> CommandOutput:
-    files = _baseline_files(arguments.folder)
+    folder = baseline.any_path(arguments.folder)
+    files = _baseline_files(folder)
     if not files:
-        return CommandOutput(lines=[f"no baseline in {arguments.folder}"])
+        return CommandOutput(lines=[f"no baseline in {folder}"])
     columns = [Column(title=title, right=title in ("tests", "entries")) for title in _LISTED]
     return CommandOutput(lines=report.grid(columns, [_listed(path) for path in files]))
 
 
-def _listed(path: Path) -> list[str]:
+def _listed(path: AnyPath) -> list[str]:
     entries = _entries_of(path)
     devices = sorted({entry.device.name for entry in entries.values()})
     tests = len({name for name, _ in entries})
@@ -75,8 +76,8 @@ def _listed(path: Path) -> list[str]:
 
 
 def _show(arguments: argparse.Namespace) -> CommandOutput:
-    path = Path(arguments.file)
-    if not path.exists() and path.name == arguments.file:
+    path = baseline.any_path(arguments.file)
+    if path.name == arguments.file and not path.exists():
         path = _FOLDER / f"{arguments.file.removesuffix('.json')}.json"
     entries = _entries_of(path)
     columns = [Column(title="test", right=False), *(Column(title=title) for title in _SHOWN)]
@@ -100,7 +101,8 @@ def _shown(entry: SavedBatch) -> list[str]:
 
 def _prune(arguments: argparse.Namespace) -> CommandOutput:
     lines = []
-    files = {path: _entries_of(path) for path in _baseline_files(arguments.folder)}
+    folder = baseline.any_path(arguments.folder)
+    files = {path: _entries_of(path) for path in _baseline_files(folder)}
     names = {name for entries in files.values() for name, _ in entries}
     # An exact name means that entry, even if it contains a star.
     plain = names.intersection(arguments.name)
@@ -109,7 +111,7 @@ def _prune(arguments: argparse.Namespace) -> CommandOutput:
         doomed = sorted(key for key in entries if key[0] in plain or _matches(key[0], globs))
         baseline.remove_from(path, doomed)
         lines += [f"removed from {path}: {name}, batch {batch_size}" for name, batch_size in doomed]
-    return CommandOutput(lines=lines or [f"removed nothing: no entry in {arguments.folder} has such a name"])
+    return CommandOutput(lines=lines or [f"removed nothing: no entry in {folder} has such a name"])
 
 
 def _matches(name: str, globs: Sequence[str]) -> bool:
@@ -119,10 +121,11 @@ def _matches(name: str, globs: Sequence[str]) -> bool:
 
 def _merge(arguments: argparse.Namespace) -> CommandOutput:
     # All are read before the first is written.
-    paths = [path for given in arguments.inputs for path in (_baseline_files(given) if given.is_dir() else [given])]
+    inputs, output = map(baseline.any_path, arguments.inputs), baseline.any_path(arguments.output)
+    paths = [path for given in inputs for path in (_baseline_files(given) if given.is_dir() else [given])]
     contents = [_content_of(path) for path in paths]
     found = [(entry, content.commit_info) for content in contents for entry in content.entries.values()]
-    stores = {store.path: store for store in (baseline.JsonStore(arguments.output, entry.device) for entry, _ in found)}
+    stores = {store.path: store for store in (baseline.JsonStore(output, entry.device) for entry, _ in found)}
     lines = []
     for path, store in sorted(stores.items()):
         own = [each for each in found if baseline.slug(each[0].device) == path.stem]
@@ -136,8 +139,8 @@ def _merge(arguments: argparse.Namespace) -> CommandOutput:
 
 def add_compare(parser: argparse.ArgumentParser) -> None:
     """The arguments of ``compare``."""
-    parser.add_argument("old", type=Path, metavar="A", help="the old baseline file")
-    parser.add_argument("new", type=Path, metavar="B", help="the new baseline file")
+    parser.add_argument("old", metavar="A", help="the old baseline file")
+    parser.add_argument("new", metavar="B", help="the new baseline file")
     parser.add_argument(
         "--fail-on",
         choices=("slower", "kernels", "any"),
@@ -163,11 +166,12 @@ def _fraction(text: str) -> float:
 
 
 def _compare(arguments: argparse.Namespace) -> CommandOutput:
-    old, new = _entries_of(arguments.old), _entries_of(arguments.new)
+    paths = [baseline.any_path(text) for text in (arguments.old, arguments.new)]
+    old, new = map(_entries_of, paths)
     changes = record.compare(old, new, max_slowdown=arguments.max_slowdown)
     columns = [Column(title="test", right=False), *(Column(title=title) for title in _COMPARED)]
     title, *rows = report.grid([*columns, Column(title="verdict", right=False)], [_compared(each) for each in changes])
-    lines = [f"{arguments.old} -> {arguments.new}", title]
+    lines = [" -> ".join(map(str, paths)), title]
     for change, row in zip(changes, rows, strict=True):
         lines += [row, *_kernel_lines(change), *_why_uncertain(change, arguments.max_slowdown)]
     counted = Counter(_verdict(change) for change in changes)
@@ -238,19 +242,19 @@ def _exit_code(changes: Sequence[record.EntryChange], fail_on: str, *, strict: b
     return INCONCLUSIVE if strict and unclear else FINE
 
 
-def _baseline_files(folder: Path) -> list[Path]:
+def _baseline_files(folder: AnyPath) -> list[AnyPath]:
     """The baseline files of a folder. Raises :class:`~pytest_cudagraph.errors.CudagraphError` if it is no folder."""
     if not folder.is_dir():
         raise CudagraphError(f"{folder} is not a folder")
-    return sorted(path for path in folder.glob("*.json") if path.is_file())
+    return baseline.json_files(folder)
 
 
-def _entries_of(path: Path) -> dict[baseline.Key, SavedBatch]:
+def _entries_of(path: AnyPath) -> dict[baseline.Key, SavedBatch]:
     """The entries of a file. Raises :class:`~pytest_cudagraph.errors.BaselineError`, also for a missing file."""
     return dict(_content_of(path).entries)
 
 
-def _content_of(path: Path) -> baseline.Content:
+def _content_of(path: AnyPath) -> baseline.Content:
     if not path.exists():
         raise BaselineError(f"{path}: no such file")
     return baseline.read(path)

@@ -6,14 +6,13 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Literal
 
 import torch
 
 from pytest_cudagraph import device
 from pytest_cudagraph.backends import open_backend
-from pytest_cudagraph.baseline import JsonStore, latency_change, read
+from pytest_cudagraph.baseline import AnyPath, JsonStore, json_files, latency_change, read
 from pytest_cudagraph.errors import BaselineError, CudagraphError
 from pytest_cudagraph.measure import PerfCounterClock, measure_arms
 from pytest_cudagraph.protocols import Backend, CapturedGraph, Clock, GraphPool
@@ -128,7 +127,7 @@ class DeviceContext:
     saved: Mapping[tuple[str, int], SavedBatch]
     elsewhere: Sequence[SavedBatch]
     """Entries of other devices' files. They are not compared, and the report says so."""
-    baseline_file: Path
+    baseline_file: AnyPath
     clock: Clock
     replaces: bool = False
     """Whether this run replaces saved entries on request. Then no gate compares with them."""
@@ -248,10 +247,10 @@ def _waiting_processes(settings: Settings) -> int:
     return int(settings.sample is not None) + int(is_controlled)
 
 
-def _elsewhere(own: Path) -> tuple[SavedBatch, ...]:
+def _elsewhere(own: AnyPath) -> tuple[SavedBatch, ...]:
     """The entries of other devices' files. A file that cannot be read is reported by runs on its own device."""
     found: list[SavedBatch] = []
-    for path in sorted(own.parent.glob("*.json")):
+    for path in json_files(own.parent):
         if path != own:
             with contextlib.suppress(BaselineError):
                 found += read(path).entries.values()

@@ -10,7 +10,7 @@ from enum import Enum
 from typing import Any
 
 from pytest_cudagraph.baseline import normal_name
-from pytest_cudagraph.foreign import printable
+from pytest_cudagraph.foreign import printable, without_credentials
 from pytest_cudagraph.report.document_timings import base_fields, baseline_fields, seconds, timing_fields
 from pytest_cudagraph.report.generations import generation_document, generation_properties, guided_document
 from pytest_cudagraph.report.table import UNTIMED
@@ -49,11 +49,17 @@ def document(
         "date": date,
         "commit": None if commit is None else dict(commit),
         "device": None if device is None else asdict(device),
-        "settings": _jsonable(settings if isinstance(settings, Mapping) else asdict(settings)),
+        "settings": _without_credentials(_jsonable(settings if isinstance(settings, Mapping) else asdict(settings))),
         "tests": [_test(report) for report in reports],
         "calls": list(calls),
         "workloads": list(workloads),
     }
+
+
+def _without_credentials(settings: Any) -> Any:
+    """A baseline may be a URL with a password in it."""
+    shown = {"baseline": without_credentials(settings["baseline"])} if "baseline" in settings else {}
+    return settings | shown
 
 
 def json_text(found: Mapping[str, Any]) -> str:

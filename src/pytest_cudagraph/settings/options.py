@@ -106,8 +106,8 @@ OPTIONS: tuple[Option, ...] = (
         flag="--cudagraph-baseline",
         default=".cudagraph",
         parse=str,
-        metavar="DIR",
-        help="folder of the baseline files, relative to the root directory",
+        metavar="DIR|URL",
+        help="folder of the baseline files, relative to the root directory, or in an object store (s3://bucket/folder)",
     ),
     Option(
         flag="--cudagraph-update",
@@ -197,9 +197,9 @@ class Settings:
     """The number of xdist workers on this machine; 0 without xdist."""
 
     @property
-    def baseline_folder(self) -> Path:
-        """The folder of the baseline files; an absolute ``--cudagraph-baseline`` is used unchanged."""
-        return self.rootdir / self.baseline
+    def baseline_folder(self) -> Path | str:
+        """The folder of the baseline files; a URL or an absolute ``--cudagraph-baseline`` is used unchanged."""
+        return self.baseline if "://" in self.baseline else self.rootdir / self.baseline
 
 
 def add_options(parser: pytest.Parser) -> None:

@@ -1,0 +1,166 @@
+"""Baseline files in an object store: any file system of fsspec, given as a URL.
+
+A writer holds a lock object next to its file, which only one writer can create. fsspec calls this the mode ``create``:
+``If-None-Match`` on S3, generation 0 on Google Cloud Storage. A lock is never broken, because two writers could break
+it at once and lose the entries of one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+from pytest_cudagraph.errors import BaselineError
+from pytest_cudagraph.foreign import without_credentials
+
+LOCK_WAIT_S = 60.0
+"""A writer holds a lock for some requests, and as many may wait as a project has jobs."""
+
+_RETRY_S = (0.05, 0.3)
+
+
+@dataclass(frozen=True, slots=True)
+class RemotePath:
+    """A folder or a file of a file system of fsspec, with those methods of a :class:`Path` that baselines need.
+
+    What the file system raises becomes an :class:`OSError` that shows no credentials.
+    """
+
+    system: Any
+    path: str
+    url: str
+    """With its credentials. The text of this object shows none."""
+
+    @classmethod
+    def of(cls, url: str) -> RemotePath:
+        """Raises :class:`~pytest_cudagraph.errors.BaselineError` if no installed file system takes the URL."""
+        try:
+            from fsspec.core import url_to_fs
+
+            system, path = url_to_fs(url)
+        # Each file system raises what it likes.
+        except Exception as error:
+            reason = without_credentials(str(error), url)
+            raise BaselineError(
+                f"{without_credentials(url)}: cannot be used ({reason}); "
+                "s3:// needs s3fs, gs:// needs gcsfs (pip install s3fs)"
+            ) from None
+        return cls(system, path.rstrip("/"), url.rstrip("/"))
+
+    def __str__(self) -> str:
+        return without_credentials(self.url)
+
+    def __lt__(self, other: RemotePath) -> bool:
+        return str(self) < str(other)
+
+    def __truediv__(self, name: str) -> RemotePath:
+        return RemotePath(self.system, f"{self.path}/{name}", f"{self.url}/{name}")
+
+    @property
+    def name(self) -> str:
+        return self.path.rpartition("/")[2]
+
+    @property
+    def stem(self) -> str:
+        return self.name.removesuffix(".json")
+
+    @property
+    def parent(self) -> RemotePath:
+        return RemotePath(self.system, self.path.rpartition("/")[0], self.url.rpartition("/")[0])
+
+    def is_dir(self) -> bool:
+        """By the name, because an object store has no folders."""
+        return not self.name.endswith(".json")
+
+    def exists(self) -> bool:
+        """Raises :class:`~pytest_cudagraph.errors.BaselineError` if the store does not answer."""
+        try:
+            return bool(self.read_bytes())
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise BaselineError(f"{self}: cannot be read ({error})") from error
+
+    def json_files(self) -> list[RemotePath]:
+        """The JSON files of this folder."""
+        with self._no_credentials(), contextlib.suppress(FileNotFoundError):
+            self.system.invalidate_cache()
+            names = [str(each).rpartition("/")[2] for each in self.system.ls(self.path, detail=False)]
+            return [self / name for name in sorted(names) if name.endswith(".json")]
+        return []
+
+    def read_bytes(self) -> bytes:
+        with self._no_credentials():
+            return bytes(self.system.cat_file(self.path))
+
+    def write_text(self, text: str) -> None:
+        """Replace the object: an object store writes it whole or not at all."""
+        with self._no_credentials():
+            self.system.pipe_file(self.path, text.encode("utf-8", errors="backslashreplace"))
+
+    def unlink(self) -> None:
+        with self._no_credentials(), contextlib.suppress(FileNotFoundError):
+            self.system.rm_file(self.path)
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the lock of this file. Raises :class:`~pytest_cudagraph.errors.BaselineError` after a minute."""
+        lock = self.parent / f".{self.name}.lock"
+        until = time.monotonic() + LOCK_WAIT_S
+        while not lock.create(f"{socket.gethostname()}, process {os.getpid()}"):
+            if time.monotonic() > until:
+                raise BaselineError(
+                    f"{self}: its lock {lock} was held for {LOCK_WAIT_S:.0f} s; if no run writes there, one died: "
+                    "remove that object"
+                )
+            time.sleep(random.uniform(*_RETRY_S))
+        try:
+            yield
+        finally:
+            # An unreachable store keeps it. The next writer says so.
+            with contextlib.suppress(OSError):
+                lock.unlink()
+
+    def create(self, text: str) -> bool:
+        """Write an object that does not exist, or say that it does."""
+        with self._no_credentials():
+            try:
+                self.system.pipe_file(self.path, text.encode(), mode="create")
+            except FileExistsError:
+                return False
+            except OSError as error:
+                # S3 refuses one of two simultaneous requests as "conditional request ... conflicting operation".
+                if "conditional request" not in str(error):
+                    raise
+                return False
+        return True
+
+    @contextlib.contextmanager
+    def _no_credentials(self) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError:
+            raise
+        except Exception as error:
+            reason = str(error) or type(error).__name__
+            raise OSError(without_credentials(reason, self.url)) from None
+
+
+AnyPath: TypeAlias = Path | RemotePath
+"""Where baselines are: on this machine, or in an object store."""
+
+
+def any_path(text: str) -> AnyPath:
+    """A path, or the place of a URL. ``file://`` is a path. Raises :class:`~pytest_cudagraph.errors.BaselineError`."""
+    if text.startswith("file://"):
+        return Path(url2pathname(urlsplit(text).path))
+    return RemotePath.of(text) if "://" in text else Path(text)

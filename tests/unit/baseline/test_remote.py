@@ -1,0 +1,150 @@
+"""Baselines in an object store: writers lose nothing, no credential is shown, a dead store is an error."""
+
+from __future__ import annotations
+
+import contextlib
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from tests.facts import CPU, H200, by_key, saved
+
+from pytest_cudagraph.baseline import JsonStore, any_path, json_files, remote, remove_from
+from pytest_cudagraph.cli import main
+from pytest_cudagraph.errors import BaselineError
+
+fsspec = pytest.importorskip("fsspec")
+
+FOLDER = "memory://bucket/baselines"
+WRITERS = 8
+
+
+@pytest.fixture(autouse=True)
+def memory():
+    system = fsspec.filesystem("memory")
+    system.store.clear()
+    system.pseudo_dirs[:] = [""]
+    return system
+
+
+@pytest.fixture
+def kept():
+    return JsonStore(FOLDER, H200)
+
+
+def test_what_is_written_is_read_and_no_lock_stays(kept, memory):
+    assert kept.load() == {}
+    kept.merge([saved("a"), saved("b")], commit_info={})
+    JsonStore(FOLDER, CPU).merge([saved("c", device=CPU)], commit_info={})
+    remove_from(kept.path, [("b", 8)])
+
+    assert kept.load() == by_key(saved("a"))
+    assert [path.name for path in json_files(any_path(FOLDER))] == ["cpu-amd-epyc-9b45.json", "nvidia-h200.json"]
+    assert memory.find("/bucket") == [f"/bucket/baselines/{path.name}" for path in json_files(any_path(FOLDER))]
+    remove_from(kept.path, [("a", 8)])
+    assert not kept.path.exists()
+
+
+def write(folder, number):
+    JsonStore(folder, H200).update(lambda _: [saved(f"test-{number}")], commit_info={})
+
+
+def test_writers_lose_nothing_of_each_other(kept):
+    with ThreadPoolExecutor(WRITERS) as threads:
+        list(threads.map(write, [FOLDER] * WRITERS, range(WRITERS)))
+
+    assert sorted(name for name, _ in kept.load()) == [f"test-{number}" for number in range(WRITERS)]
+
+
+def test_a_lock_that_stays_is_an_error_that_names_it(kept, memory, monkeypatch):
+    monkeypatch.setattr(remote, "LOCK_WAIT_S", 0.0)
+    memory.pipe_file("/bucket/baselines/.nvidia-h200.json.lock", b"")
+
+    with pytest.raises(BaselineError, match=r"its lock memory://\S+/.nvidia-h200.json.lock was held for 0 s"):
+        kept.merge([saved("a")], commit_info={})
+    assert kept.load() == {}
+
+
+def test_a_store_that_dies_between_read_and_write_is_unchanged_and_unlocked(kept, memory, monkeypatch):
+    kept.merge([saved("a")], commit_info={})
+    before = memory.cat_file(kept.path.path)
+    real = type(memory).pipe_file
+
+    def die(system, path, value, mode="overwrite"):
+        if mode != "create":
+            raise ConnectionResetError("the store went away")
+        real(system, path, value, mode=mode)
+
+    monkeypatch.setattr(type(memory), "pipe_file", die)
+    with pytest.raises(
+        BaselineError, match=r"nvidia-h200.json: cannot be written \(the store went away\); nothing was"
+    ):
+        kept.merge([saved("b")], commit_info={})
+    assert memory.cat_file(kept.path.path) == before
+    assert memory.find("/bucket") == ["/bucket/baselines/nvidia-h200.json"]
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("nostore://ann:secret@host/folder", r"nostore://\*\*\*@host/folder: cannot be used"),
+        ("ftp://ann:secret@127.0.0.1:9/folder", r"ftp://\*\*\*@127.0.0.1:9/folder\S*: can"),
+        ("https://127.0.0.1:9/folder?sig=secret", r"https://127.0.0.1:9/folder\?\*\*\*\S*: can"),
+    ],
+)
+def test_no_credential_is_shown(url, shown):
+    with pytest.raises(BaselineError, match=shown) as caught:
+        JsonStore(url, H200).load()
+    assert "secret" not in str(caught.value)
+
+
+def test_a_file_url_is_a_path(tmp_path):
+    assert any_path(tmp_path.as_uri()) == tmp_path
+    assert any_path("folder").name == "folder"
+
+
+def test_the_command_takes_urls(kept, tmp_path, capsys):
+    JsonStore(tmp_path, H200).merge([saved("a")], commit_info={})
+    assert main(["baseline", "merge", str(tmp_path), "-o", FOLDER]) == 0
+    assert main(["baseline", "list", FOLDER]) == 0
+    assert main(["compare", f"{FOLDER}/nvidia-h200.json", str(tmp_path / "nvidia-h200.json")]) == 0
+    assert main(["baseline", "prune", FOLDER, "--name", "a"]) == 0
+    out = capsys.readouterr().out
+    assert f"wrote {FOLDER}/nvidia-h200.json: 1 entry" in out
+    assert f"removed from {FOLDER}/nvidia-h200.json: a, batch 8" in out
+
+
+@pytest.fixture
+def bucket(monkeypatch):
+    """A server of S3's protocol on this machine, with the bucket ``bucket``."""
+    s3fs = pytest.importorskip("s3fs")
+    moto = pytest.importorskip("moto.server")
+    server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://{}:{}".format(*server.get_host_and_port()))
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "testing")
+    # By default a dead server is asked again for some seconds.
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    monkeypatch.setattr(s3fs.S3FileSystem, "retries", 1)
+    s3fs.S3FileSystem.clear_instance_cache()
+    fsspec.filesystem("s3").mkdir("bucket")
+    yield server
+    s3fs.S3FileSystem.clear_instance_cache()
+    with contextlib.suppress(AttributeError):
+        server.stop()
+
+
+@pytest.mark.slow
+def test_writers_lose_nothing_of_each_other_in_a_real_object_store(bucket):
+    folder = "s3://bucket/baselines"
+    with ThreadPoolExecutor(WRITERS) as threads:
+        list(threads.map(write, [folder] * WRITERS, range(WRITERS)))
+
+    kept = JsonStore(folder, H200)
+    assert sorted(name for name, _ in kept.load()) == [f"test-{number}" for number in range(WRITERS)]
+    assert [path.name for path in json_files(any_path(folder))] == ["nvidia-h200.json"]
+    bucket.stop()
+    with pytest.raises(BaselineError, match=r"s3://bucket/baselines/nvidia-h200.json: cannot be read"):
+        kept.load()
+    with pytest.raises(BaselineError, match=r"s3://bucket/baselines/nvidia-h200.json: cannot be read"):
+        write(folder, 0)
