@@ -9,6 +9,7 @@ import pytest
 import torch
 
 pytest.importorskip("xgrammar", reason="guided generation needs the extra guided")
+pytest.importorskip("jsonschema", reason="guided generation needs the extra guided")
 
 from tests.fake_clock import FakeClock
 from tests.guided_faults import FAULTS, PERSON, STOP, VOCABULARY, WORDS, Fault
