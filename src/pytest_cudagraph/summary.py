@@ -71,12 +71,14 @@ def end_run(
     saved: Mapping[DeviceInfo, Mapping[Key, SavedBatch]] | None = None,
     *,
     calls: Sequence[Mapping[str, Any]] = (),
+    tuned: Sequence[Mapping[str, Any]] = (),
     workloads: Sequence[Mapping[str, Any]] = (),
 ) -> RunSummary:
     """Write the baseline, the JSON document and the HTML page, and make the summary.
 
-    ``saved`` are the entries read at the start, by device. The file of another device is read now. ``calls`` are those
-    that ``perf_monitor`` recorded, ``workloads`` the tests with that mark, both for the document.
+    ``saved`` are the entries read at the start, by device. The file of another device is read now. For the document
+    there are ``calls``, which ``perf_monitor`` recorded, ``tuned``, which ``--cudagraph-tune`` found, and
+    ``workloads``, the tests with that mark.
 
     A file that cannot be written is a problem in the summary, not an exception. The other files are still written.
     """
@@ -87,9 +89,10 @@ def end_run(
     summary.lines += base_table(reports)
     if settings.suggest:
         summary.lines += report.suggestions(reports)
+    summary.lines += [line for each in tuned for line in each["lines"]]
     if settings.json or settings.html or workloads:
         first, commit = next(iter(_devices(reports)), None), environment.commit(settings.rootdir)
-        document = report.document(reports, first, settings, calls, workloads, date=_now(), commit=commit)
+        document = report.document(reports, first, settings, calls, tuned, workloads, date=_now(), commit=commit)
         summary.lines += report.rankings(document)
         _write_documents(document, settings, collected.folder, summary)
     return RunSummary(

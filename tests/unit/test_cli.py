@@ -423,7 +423,7 @@ def test_a_reader_that_has_seen_enough_is_no_error():
 
 def run_of(path, name, replay_us):
     marked = [{"nodeid": name, "group": "decoder", "name": "gpt2", "error": None}]
-    found = document([report(name, batch(8, timing=timing(120.0, replay_us)))], H200, {}, (), marked)
+    found = document([report(name, batch(8, timing=timing(120.0, replay_us)))], H200, {}, workloads=marked)
     path.write_text(json_text(found), encoding="utf-8")
     return path.name
 

@@ -35,6 +35,7 @@ def document(
     device: DeviceInfo | None,
     settings: Any,
     calls: Iterable[Mapping[str, Any]] = (),
+    tuned: Iterable[Mapping[str, Any]] = (),
     workloads: Iterable[Mapping[str, Any]] = (),
     *,
     date: str | None = None,
@@ -52,6 +53,7 @@ def document(
         "settings": _without_credentials(_jsonable(settings if isinstance(settings, Mapping) else asdict(settings))),
         "tests": [_test(report) for report in reports],
         "calls": list(calls),
+        "tuned": list(tuned),
         "workloads": list(workloads),
     }
 

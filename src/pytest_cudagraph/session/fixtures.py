@@ -14,6 +14,7 @@ import pytest
 from pytest_cudagraph.errors import InputError
 from pytest_cudagraph.foreign import value_text
 from pytest_cudagraph.session.context import FixtureContext
+from pytest_cudagraph.session.tuning_fixture import tune_after
 from pytest_cudagraph.session.worker_results import keep_calls
 from pytest_cudagraph.settings.case import CallSettings, ModelCall
 
@@ -103,7 +104,11 @@ class Cudagraph:
             rtol=rtol, atol=atol, name=name,
         )  # fmt: skip
         call = _call(model, example_inputs, kwargs, batch_dim, settings)
-        return self._context.run(replace(call, draw=draw, reset=reset))
+        call = replace(call, draw=draw, reset=reset)
+        report = self._context.run(call)
+        if self._context.settings.enabled and self._context.settings.tune:
+            tune_after(self._context, call, report.name)
+        return report
 
 
 class CompileModel:

@@ -30,6 +30,7 @@ from pytest_cudagraph.session.state_keys import (
     RUN_SUMMARY,
     SELECTED,
     SETTINGS,
+    TUNED,
     WORKLOADS,
     marks_of,
 )
@@ -39,7 +40,9 @@ from pytest_cudagraph.settings.options import read_settings
 if TYPE_CHECKING:
     from pytest_cudagraph.summary import CollectedTests
 
-_IDLE = tuple(f"--cudagraph-{name}" for name in ("base", "update", "suggest", "json", "html", "strict", "require-gpu"))
+_IDLE = tuple(
+    f"--cudagraph-{name}" for name in ("base", "update", "suggest", "tune", "json", "html", "strict", "require-gpu")
+)
 
 _INTERRUPTED = "interrupted while the results were written: each file is written whole or unchanged; run again"
 
@@ -49,7 +52,7 @@ def begin(config: pytest.Config) -> None:
     stash, worker = config.stash, getattr(config, "workerinput", {})
     stash[SETTINGS] = read_settings(config, workers=worker.get("workercount", 0))
     stash[DEVICE_CONTEXTS], stash[OUTCOMES], stash[OWNERS], stash[CALLS] = {}, [], {}, []
-    stash[WORKLOADS], stash[CALL_LOCK] = {}, threading.RLock()
+    stash[TUNED], stash[WORKLOADS], stash[CALL_LOCK] = [], {}, threading.RLock()
     stash[COLLECTED], stash[OURS], stash[PASSED] = set(), set(), set()
     stash[DESELECTED] = _is_narrowed(config)
     folder = stash[SETTINGS].sample
@@ -212,7 +215,7 @@ def end(session: pytest.Session, exitstatus: int) -> None:
         outcomes = stash[OUTCOMES]
         saved = {each.device: each.saved for each in stash[DEVICE_CONTEXTS].values()}
         try:
-            others = {"calls": stash[CALLS], "workloads": list(stash[WORKLOADS].values())}
+            others = {"calls": stash[CALLS], "tuned": stash[TUNED], "workloads": list(stash[WORKLOADS].values())}
             summary = end_run(outcomes, _collected(session, exitstatus), stash[SETTINGS], saved, **others)
             summary = github.write_step_summary(outcomes, summary, stash[SETTINGS])
         except KeyboardInterrupt:

@@ -25,6 +25,8 @@ GRAMMARS: pytest.StashKey[GrammarCache] = pytest.StashKey()
 OUTCOMES: pytest.StashKey[list[GraphReport]] = pytest.StashKey()
 CALLS: pytest.StashKey[list[dict[str, Any]]] = pytest.StashKey()
 """What ``perf_monitor`` recorded: plain data for the JSON document, one for each name of calls of a test."""
+TUNED: pytest.StashKey[list[dict[str, Any]]] = pytest.StashKey()
+"""What ``--cudagraph-tune`` found, one for each call of ``cudagraph``: plain data for the JSON document."""
 WORKLOADS: pytest.StashKey[dict[str, dict[str, Any]]] = pytest.StashKey()
 """The tests with the mark ``workload``, by node id: plain data for the JSON document."""
 PASSED: pytest.StashKey[set[str]] = pytest.StashKey()

@@ -11,6 +11,7 @@ import pytest
 
 from pytest_cudagraph.session.context import FixtureContext
 from pytest_cudagraph.session.exceptions import hide_plugin_frames
+from pytest_cudagraph.session.state_keys import TUNED
 from pytest_cudagraph.settings.case import CallSettings, ModelCall
 
 if TYPE_CHECKING:
@@ -78,6 +79,35 @@ def _tune(context: FixtureContext, call: ModelCall, options: dict[str, Any]) -> 
         )  # fmt: skip
     why_not = device_context.why_not_judged
     return replace(report, notes=(*report.notes, f"speed is not judged here: {why_not}")) if why_not else report
+
+
+def tune_after(context: FixtureContext, call: ModelCall, name: str) -> None:
+    """Tune a model whose call has passed, for ``--cudagraph-tune``. An error is a line of the summary."""
+    from pytest_cudagraph.serving.drop_in_statistics import cause_of
+
+    modes = dict.fromkeys(("none", context.resolve(call.settings).compile))
+    kept = context.stash[TUNED]
+    try:
+        found = _tune(context, call, {**_DEFAULTS, "compile": list(modes), "name": name})
+    # The test has passed, whatever the tuner meets.
+    except Exception as error:
+        kept.append(
+            {"nodeid": context.nodeid, "name": name, "lines": [f"tuned: {name}: nothing, for {cause_of(error)}"]}
+        )
+    else:
+        kept.append({"nodeid": context.nodeid, **found.document(), "lines": _lines(found)})
+
+
+_DEFAULTS = {"graph": (True, False), "objective": "throughput", "constraint": None, "tolerance": 0.02}
+
+
+def _lines(found: TuningReport) -> list[str]:
+    """The best cell, and how to use it."""
+    if found.best is None:
+        return [f"tuned: {found.name}: nothing, for {found.cells[0].reason}"]
+    certain = "" if found.is_best_decided else ", not proven"
+    usage = found.usage() or ["no graph is the best at any batch size"]
+    return [f"tuned: {found.name}: best is {found.best.cell}{certain}", *(f"  {each}" for each in usage)]
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from pytest_cudagraph.session.state_keys import (
     OURS,
     OUTCOMES,
     PASSED,
+    TUNED,
     WORKLOADS,
 )
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from pytest_cudagraph.monitor import CallMonitor
 
 _WORKER_KEY = "pytest_cudagraph"
+_LISTS = {CALLS: "calls", TUNED: "tuned"}
 _SETS = {PASSED: "passed", COLLECTED: "collected", OURS: "ours"}
 
 
@@ -57,8 +59,9 @@ def forget(config: pytest.Config, nodeid: str) -> None:
     """Drop the reports of a test."""
     outcomes = config.stash[OUTCOMES]
     outcomes[:] = [report for report in outcomes if report.nodeid != nodeid]
-    calls = config.stash[CALLS]
-    calls[:] = [each for each in calls if each["nodeid"] != nodeid]
+    for key in _LISTS:
+        kept = config.stash[key]
+        kept[:] = [each for each in kept if each["nodeid"] != nodeid]
     config.stash[WORKLOADS].pop(nodeid, None)
 
 
@@ -73,7 +76,7 @@ def pack(config: pytest.Config, report: pytest.TestReport, data: dict[str, Any])
         has_passed = when == "teardown" and report.nodeid in config.stash[PASSED]
         data[_WORKER_KEY] = {
             "outcomes": _take_outcomes(config),
-            "calls": _take_calls(config),
+            **{name: _take(config, key) for key, name in _LISTS.items()},
             "passed": [report.nodeid] * has_passed,
         }
         # A second attempt of pytest-retry reports no setup.
@@ -105,7 +108,8 @@ def _take_over(config: pytest.Config, sent: dict[str, Any]) -> None:
         raise pytest.UsageError(sent["mistake"])
     forget(config, sent.get("begun", ""))
     stash[OUTCOMES].extend(from_plain(plain) for plain in json.loads(sent["outcomes"]))
-    stash[CALLS].extend(json.loads(sent.get("calls", "[]")))
+    for kind, name in _LISTS.items():
+        stash[kind].extend(json.loads(sent.get(name, "[]")))
     stash[WORKLOADS].update((each["nodeid"], each) for each in json.loads(sent.get("workloads", "[]")))
     for key, name in _SETS.items():
         stash[key].update(sent.get(name, ()))
@@ -122,10 +126,10 @@ def _take_outcomes(config: pytest.Config) -> str:
     return taken
 
 
-def _take_calls(config: pytest.Config) -> str:
-    calls = config.stash[CALLS]
-    taken = json.dumps(calls)
-    calls.clear()
+def _take(config: pytest.Config, key: pytest.StashKey[list[dict[str, Any]]]) -> str:
+    kept = config.stash[key]
+    taken = json.dumps(kept)
+    kept.clear()
     return taken
 
 

@@ -143,6 +143,12 @@ OPTIONS: tuple[Option, ...] = (
         help="print a marker for each test that its measurement supports: the lower bounds minus the noise",
     ),
     Option(
+        flag="--cudagraph-tune",
+        default=False,
+        help="after each call of cudagraph that passed, measure its batch sizes with and without a graph and compile, "
+        "and print the marker of the best",
+    ),
+    Option(
         flag="--cudagraph-json", default=None, parse=str, metavar="PATH", help="write all results of this run as JSON"
     ),
     Option(
@@ -187,6 +193,7 @@ class Settings:
     threads: int = 1
     """Of torch, on the CPU twin."""
     suggest: bool = False
+    tune: bool = False
     github: Literal["auto", "off"] = "auto"
     base: str | None = None
     base_slowdown: float = 0.05
@@ -249,10 +256,8 @@ def read_settings(config: pytest.Config, *, workers: int = 0) -> Settings:
 
 def _of_sample(settings: Settings, folder: Path) -> Settings:
     """The settings of a process that only measures: no verdict on speed, no baseline, no further process."""
-    document = str(folder / "run.json")
-    return replace(
-        settings, sample=folder, json=document, html=None, github="off", base=None, update="never", strict=False
-    )
+    quiet = replace(settings, html=None, github="off", base=None, update="never", strict=False, tune=False)
+    return replace(quiet, sample=folder, json=str(folder / "run.json"))
 
 
 def _read_option(config: pytest.Config, option: Option) -> Any:

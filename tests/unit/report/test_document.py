@@ -51,7 +51,7 @@ def test_the_document_reads_as_reviewed(golden):
 def test_the_document_has_just_the_fields_of_its_schema():
     found = document([story()], H200, SETTINGS)
 
-    assert set(found) == {"schema", "date", "commit", "device", "settings", "tests", "calls", "workloads"}
+    assert set(found) == {"schema", "date", "commit", "device", "settings", "tests", "calls", "tuned", "workloads"}
     (test,) = found["tests"]
     assert set(test) == set(
         "nodeid name verdict compile_mode compile_seconds findings judgements not_judged notes batches".split()
