@@ -24,20 +24,25 @@ class Expected:
     """What each stage of the twin must say: the id of a hazard, or nothing. After a refusal nothing is checked."""
 
     audit: str | None = None
+    warnings: frozenset[str] = frozenset()
     notes: frozenset[str] = frozenset()
     capture: str | None = None
     check: str | None = None
 
+    @property
+    def told(self) -> frozenset[str]:
+        """The hazards that are told and fail nothing."""
+        return self.warnings | self.notes
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """``missed`` tells why no stage finds this hazard, where none does."""
+    """One module and its inputs, and what it stands for."""
 
     name: str
     build: Callable[[], tuple[nn.Module, tuple, dict]]
     expected: Expected
     rows: tuple[int, ...] = ()
-    missed: str = ""
     source: object = None
     after_capture: Callable[[nn.Module], None] = field(default=lambda model: None)
     around: Callable[[], AbstractContextManager[object]] = nullcontext
@@ -56,12 +61,13 @@ class Case:
 CASES: dict[str, Case] = {}
 
 
-def hazard(*rows, audit=None, notes=(), capture=None, check=None, **facts):
+def hazard(*rows, audit=None, warnings=(), notes=(), capture=None, check=None, **facts):
     """Register a module that a capture refuses, or that a replay gets wrong; ``rows`` are those of the catalogue.
 
     ``facts`` are those of a :class:`Case`; ``exists`` is False where this torch lacks what the hazard needs.
     """
-    expected = Expected(audit=audit, notes=frozenset(notes), capture=capture, check=check)
+    told = {"warnings": frozenset(warnings), "notes": frozenset(notes)}
+    expected = Expected(audit=audit, **told, capture=capture, check=check)
     assert rows
     return _registering(expected, rows=rows, **facts)
 

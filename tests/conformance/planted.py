@@ -81,6 +81,7 @@ def planted(name, build, bug=None):
 def assert_clean(found):
     assert found.eager == ""
     assert found.audit.errors == ()
+    assert found.warnings == frozenset()
     assert found.refusal is None
     assert found.disagreement is None
 

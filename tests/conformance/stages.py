@@ -54,16 +54,27 @@ class Seen:
         return {stage: self.said(stage) for stage in STAGES}
 
     @property
+    def warnings(self):
+        return self._ids("warning")
+
+    @property
     def notes(self):
-        return frozenset(finding.id for finding in self.audit.findings if finding.level == "note")
+        return self._ids("note")
+
+    def _ids(self, level):
+        return frozenset(finding.id for finding in self.audit.findings if finding.level == level)
 
     @property
     def verdict(self):
-        """What the product says: the first stage that finds against the model, else its notes, else ``clean``."""
+        """What the product says: the first stage that finds against the model, else warnings, else notes, else
+        ``clean``."""
         for stage in STAGES:
             if self.said(stage):
                 return f"{stage}: {self.said(stage)}"
-        return f"note: {', '.join(sorted(self.notes))}" if self.notes else "clean"
+        for level, told in (("warning", self.warnings), ("note", self.notes)):
+            if told:
+                return f"{level}: {', '.join(sorted(told))}"
+        return "clean"
 
 
 @functools.cache
@@ -117,13 +128,16 @@ def is_marked(site):
     return MARK in linecache.getline(site.file, site.line)
 
 
-def outcome(case, said, notes):
-    """Found or missed, for a hazard; clean or a false alarm, for a look-alike. ``said``: the word of each stage."""
+def outcome(case, said, told):
+    """Found or missed, for a hazard; clean or a false alarm, for a look-alike.
+
+    ``said`` is the word of each stage, ``told`` the warnings and notes.
+    """
     speaks = any(said.values())
     if not case.is_hazard:
         return "false alarm" if speaks else "clean"
     wanted = case.expected
-    if said["eager"] or wanted.audit or wanted.capture or wanted.check or case.missed:
+    if said["eager"] or wanted.audit or wanted.capture or wanted.check:
         return "found" if speaks else "missed"
-    # Legal, and replayed rightly: a note is what is wanted, and anything more would be a false alarm.
-    return "false alarm" if speaks else "found" if notes >= wanted.notes else "missed"
+    # Replayed rightly: a warning or a note is what is wanted, and anything more would be a false alarm.
+    return "false alarm" if speaks else "found" if told >= wanted.told else "missed"

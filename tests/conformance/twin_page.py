@@ -131,7 +131,7 @@ def figures(witness, found):
     if witness == GPU and any(each.gpu == NOT_SEEN for each in found.values()):
         return NOT_SEEN
     said = {case.name: wanted(case, witness, found) for case in CASES.values()}
-    outcomes = Counter((case.is_hazard, outcome(case, said[case.name], case.expected.notes)) for case in CASES.values())
+    outcomes = Counter((case.is_hazard, outcome(case, said[case.name], case.expected.told)) for case in CASES.values())
     hazards = sum(case.is_hazard for case in CASES.values())
     alarms = outcomes[True, "false alarm"] + outcomes[False, "false alarm"]
     equal = sum(said[case.name] == wanted(case, TWIN, found) for case in CASES.values())

@@ -14,6 +14,19 @@ from pytest_cudagraph.values import Finding, Site
 
 _LOUD_CAUSES = frozenset({"host-sync", "dynamic-shape", "host-data"})
 
+_WARNED = {
+    "control-flow": (
+        "a branch depends on a Python value that moves with each call, but a replay takes the branch of the capture",
+        "compute both branches and decide with torch.where, or capture one graph per branch. None needed for a branch "
+        "that computes nothing, such as a log",
+    ),
+    "baked-scalar": (
+        "the call reads the date, but a replay keeps the date of the capture",
+        "pass it to the model as a tensor. None needed if no result depends on it",
+    ),
+}
+"""What a warning says of each hazard, and its fix: equal calls gave equal results."""
+
 _DRAWN = "draws from the default generator, as replays do"
 _DRAWS_FIX = "none needed. If you want no random numbers, call eval()"
 
@@ -125,6 +138,7 @@ def _notes(seen: ProbeResults, raw: list[RawFinding]) -> Iterator[RawFinding]:
         yield from _draws(seen)
         yield from _hidden_draws(seen, raw)
     if not _has(raw, "control-flow", "baked-scalar"):
+        yield from seen.warnings
         yield from _python_changes(seen)
     yield from _foreign_reads(seen, raw)
 
@@ -189,7 +203,8 @@ def _listed(names: list[str]) -> str:
 def _folded(raw: list[RawFinding]) -> tuple[Finding, ...]:
     groups: dict[tuple[str, Site | None], list[RawFinding]] = {}
     wrong = {each.site for each in raw if each.level == "error"}
-    for each in sorted(raw, key=lambda each: each.level):  # errors first, else in the order of discovery
+    levels = ("error", "warning", "note")
+    for each in sorted(raw, key=lambda each: levels.index(each.level)):  # else in the order of discovery
         if not (each.level == "note" and each.id == "host-data" and each.site in wrong):
             groups.setdefault((each.id, each.site), []).append(each)
     return tuple(_finding(group) for group in groups.values())
@@ -198,6 +213,7 @@ def _folded(raw: list[RawFinding]) -> tuple[Finding, ...]:
 def _finding(group: list[RawFinding]) -> Finding:
     first = group[0]
     hazard = CATALOGUE[first.id]
+    message, fix = _WARNED[first.id] if first.level == "warning" else (hazard.what, hazard.fix)
     is_legal_draw = first.text.endswith(_DRAWN)
     count = sum(raw.evidence == first.evidence for raw in group)
     times = f" ({count} times)" if count > 1 else ""
@@ -205,8 +221,8 @@ def _finding(group: list[RawFinding]) -> Finding:
     return Finding(
         id=first.id,
         level=first.level,
-        message=f"random numbers: the call {_DRAWN}" if is_legal_draw else hazard.what,
-        fix=_DRAWS_FIX if is_legal_draw else hazard.fix,
+        message=f"random numbers: the call {_DRAWN}" if is_legal_draw else message,
+        fix=_DRAWS_FIX if is_legal_draw else fix,
         evidence=f"{f'`{code}`: ' if code else ''}{first.evidence}{times}",
         site=first.site,
         called_from=first.called_from,

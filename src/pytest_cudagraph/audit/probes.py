@@ -2,144 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 
 from pytest_cudagraph import inputs, pytree, state
 from pytest_cudagraph.audit.findings import is_explained, refused_in
-from pytest_cudagraph.audit.host_calls import HostCallWatch
-from pytest_cudagraph.audit.observer import RuleRecorder, RuleWatch, TraceMatcher, TraceRecorder, observing
-from pytest_cudagraph.audit.trace import (
-    Generators,
-    Origin,
-    OutsideMemory,
-    ProbeResults,
-    Trace,
-    differences,
-    storage_of,
-)
+from pytest_cudagraph.audit.probe_call import Held, ProbeCall
+from pytest_cudagraph.audit.python_watch import PythonWatch
+from pytest_cudagraph.audit.trace import Generators, ProbeResults, Trace, differences
 from pytest_cudagraph.backends.capture_mode import claims_capture, replaced, storage_key
-from pytest_cudagraph.backends.placement import Placement
 from pytest_cudagraph.inputs import Example
-from pytest_cudagraph.inputs.example import container_changes
 from pytest_cudagraph.inputs.new_values import Like
 from pytest_cudagraph.protocols import Backend, Model
-from pytest_cudagraph.values import Site
-
-Held = dict[str, torch.Tensor]
-"""The tensors of the state, by name."""
-
-
-@dataclass(slots=True, kw_only=True)
-class ProbeCall:
-    """A call of the model, and the state from which it starts. ``extras`` are opaque inputs, such as a cache."""
-
-    model: Model
-    backend: Backend
-    extras: list[Any]
-    seeded: Any
-    registered: frozenset[str]
-    """The names of parameters and buffers among the state."""
-    gpu_branches: list[Site] = field(default_factory=list)
-    """Lines of the first call that branch on ``is_cuda``, which was false."""
-    _of_state: tuple[Held, dict[int, OutsideMemory], list[object]] | None = None
-
-    def held(self) -> Held:
-        """The current state."""
-        return state.live(self.model, extras=self.extras)
-
-    def record_first(self, example: Example, held: Held) -> Trace:
-        """A whole trace with the rules, the changes to containers, and the outputs that lie outside."""
-        given = inputs.clone(example)
-        known, kept_alive = self._known(given, held)
-        recorder = RuleRecorder(self.backend, known, kept_alive, self._placement(known))
-        before = pytree.named_leaves((given.args, given.kwargs))
-        output = self._call(given, _both(recorder.watch.watching(), observing(recorder)))
-        self.gpu_branches = recorder.watch.gpu_branches
-        after = pytree.named_leaves((given.args, given.kwargs))
-        recorder.trace.containers += [
-            (f"{name} is {how}", recorder.made_by(leaf)) for name, how, leaf in container_changes(before, after)
-        ]
-        makers = {name: recorder.made_by(tensor) for name, tensor in self.held().items()}
-        recorder.trace.makers = {name: maker for name, maker in makers.items() if maker is not None}
-        for path, leaf in pytree.named_leaves(output):
-            outside = recorder.outside_of(leaf) if isinstance(leaf, torch.Tensor) else None
-            if outside is not None:
-                recorder.trace.aliases.append((f"output{path}", outside))
-        return recorder.trace
-
-    def record(self, example: Example, held: Held) -> Trace:
-        """A whole trace, without the rules."""
-        given = inputs.clone(example)
-        recorder = TraceRecorder(self.backend, *self._known(given, held))
-        self._call(given, observing(recorder))
-        return recorder.trace
-
-    def judge(self, example: Example, held: Held, *, by_parts: bool = False, as_on_gpu: bool = False) -> Trace:
-        """A trace with the findings of the rules only.
-
-        ``by_parts``: outside inference mode, which keeps composite operations whole. Where the model itself is in
-        inference mode, they are split. ``as_on_gpu``: on the branches that only a GPU takes.
-        """
-        given = inputs.clone(example)
-        placement = self._placement(self._known(given, held)[0], sees_moves=not by_parts)
-        rules = RuleWatch(placement)
-        observed = observing(rules, by_parts=rules.operators if by_parts else None)
-        if as_on_gpu:
-            # Only here: to replace methods of torch.Tensor costs more than a small model's call.
-            watch = HostCallWatch(placement=placement, trace=rules.trace, as_on_gpu=True)
-            self._call(given, _both(watch.watching(), observed))
-        else:
-            self._call(given, observed, _no_grad() if by_parts else None)
-        return rules.trace
-
-    def is_like(self, first: Trace, example: Example, held: Held) -> bool:
-        """Whether a call does the same as the recorded one."""
-        matcher = TraceMatcher(first, map(storage_key, held.values()))
-        self._call(inputs.clone(example), observing(matcher))
-        return matcher.is_same
-
-    def _known(self, given: Example, held: Held) -> tuple[dict[int, OutsideMemory], list[object]]:
-        """The memory of state and inputs by storage key, and references that keep these keys from being used again."""
-        if self._of_state is None or self._of_state[0] is not held:
-            self._of_state = (held, *_memory("state", held.items()))
-        _, of_state, state_alive = self._of_state
-        passed = [(f"args{path}", leaf) for path, leaf in pytree.named_leaves(given.args)]
-        passed += [(f"kwargs{path}", leaf) for path, leaf in pytree.named_leaves(given.kwargs)]
-        of_inputs, inputs_alive = _memory("input", passed)
-        return {**of_inputs, **of_state}, [*held.values(), *state_alive, *inputs_alive]
-
-    def _placement(self, known: Mapping[int, OutsideMemory], *, sees_moves: bool = True) -> Placement | None:
-        """Where the tensors lie. Inputs, parameters and buffers on the device, other state perhaps on the host."""
-        if self.backend.kind == "cuda":  # there tensors know their place
-            return None
-        device = {key for key, each in known.items() if each.origin == "input" or each.name in self.registered}
-        return Placement(device, kept=known.keys() - device, sees_moves=sees_moves)
-
-    def _call(
-        self, given: Example, watched: AbstractContextManager[Any], mode: AbstractContextManager[Any] | None = None
-    ) -> Any:
-        self.backend.set_rng_state(self.seeded)
-        with mode or self.backend.running(), watched:
-            return self.model(*given.args, **given.kwargs)
-
-
-def _memory(origin: Origin, named: Iterable[tuple[str, Any]]) -> tuple[dict[int, OutsideMemory], list[object]]:
-    known: dict[int, OutsideMemory] = {}
-    # The call may free memory: an input that it takes out of a dict, a parameter with new data. Weak references keep
-    # other memory from getting the same key, and do not keep the memory itself.
-    kept_alive: list[object] = []
-    for name, value in named:
-        storage = storage_of(value) if isinstance(value, torch.Tensor) else None
-        if storage is not None:
-            known.setdefault(storage.cdata, OutsideMemory(origin=origin, name=name, storage=storage.cdata))
-            kept_alive.append(storage)
-    return known, kept_alive
-
 
 _OTHER_SEED = 1
 """Any seed serves. The other inputs must only differ from the example and from each other."""
@@ -218,12 +95,11 @@ class _ProbeRuns:
         reads_foreign = any(outside.origin == "foreign" for op in seen.first.operations for outside in op.reads)
         # If the state stays and the call reads nothing else, a comparison with the first call is enough.
         if not seen.changes and not reads_foreign:
-            alike = [self._next(what, lambda: probe.is_like(seen.first, example, self.held)) for what in _REPEATED]
+            alike = self._twice(lambda: probe.is_like(seen.first, example, self.held))
             if False not in alike:
                 seen.second, seen.third = (seen.first if is_like else None for is_like in alike)
                 return
-        seen.second = self._next(_REPEATED[0], lambda: probe.record(example, probe.held()))
-        seen.third = self._next(_REPEATED[1], lambda: probe.record(example, probe.held()))
+        seen.second, seen.third = self._twice(lambda: probe.record(example, probe.held()))
         for _ in range(_MORE_CALLS):
             if seen.second is None or seen.third is None:
                 return
@@ -232,6 +108,21 @@ class _ProbeRuns:
                 return
             # One of the calls differed from the first. A difference may come only every few calls, so call again.
             seen.third = self._next("a further call", lambda: probe.record(example, probe.held()))
+
+    def _twice(self, run: Callable[[], _T]) -> tuple[_T | None, _T | None]:
+        """The second call and the third. What moves between them moves with each call."""
+        watch = PythonWatch()
+        second = self._next(_REPEATED[0], lambda: watch.run(run))
+        attributes, variables = self._attributes(), watch.globals()
+        third = self._next(_REPEATED[1], run)
+        moved = _moved(attributes, self._attributes()), _moved(variables, watch.globals())
+        self.seen.warnings = watch.warnings(self.seen.first, *moved)
+        return second, third
+
+    def _attributes(self) -> dict[str, str]:
+        """The changes of plain values since the first call, in words, by name. Empty if that call changed none."""
+        texts = self.snapshot.changes(values=False).python if self.seen.changes.python else ()
+        return {text.partition(": ")[0].removeprefix("len(").removesuffix(")"): text for text in texts}
 
     def _at_another_size(self, another: Example) -> Trace | None:
         what = "the call at another batch size"
@@ -286,14 +177,6 @@ def _registered(model: Model, held: dict[str, torch.Tensor]) -> frozenset[str]:
     return frozenset(name for name, tensor in held.items() if id(tensor) in own)
 
 
-@contextmanager
-def _no_grad() -> Iterator[None]:
-    # Inference mode of a caller keeps composite operations whole, and no_grad alone does not end it.
-    with torch.inference_mode(False), torch.no_grad():
-        yield
-
-
-@contextmanager
-def _both(outer: AbstractContextManager[None], inner: AbstractContextManager[None]) -> Iterator[None]:
-    with outer, inner:
-        yield
+def _moved(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    """The names with another value. A NaN that stays the same object has not moved."""
+    return [name for name in {**before, **after} if (before.get(name),) != (after.get(name),)]

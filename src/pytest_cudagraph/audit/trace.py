@@ -144,6 +144,8 @@ class ProbeResults:
     """The same inputs and seed again. Python's own state (counters, ``random``, clocks) runs on."""
     repeated: tuple[RawFinding, ...] = ()
     """The differences between the second call and the third."""
+    warnings: tuple[RawFinding, ...] = ()
+    """Branches on Python values that moved between these two calls, and reads of the date."""
     others: dict[str, Trace] = field(default_factory=dict)
     """Calls on other inputs of the same shapes, from the state of the first call, that differ from the first call."""
     refused: tuple[RawFinding, ...] = ()

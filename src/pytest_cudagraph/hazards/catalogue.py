@@ -23,7 +23,8 @@ class Hazard:
 class RawFinding:
     """One occurrence of a hazard. The audit merges those with the same hazard and line into one finding.
 
-    ``error`` means that CUDA refuses the capture or the replay is wrong. A ``note`` is legal.
+    ``error`` means that CUDA refuses the capture or the replay is wrong. A ``warning`` means that a later replay may be
+    wrong, and no call shows it. A ``note`` is legal.
     """
 
     id: str

@@ -34,7 +34,7 @@ def closing(
     lines += _undecided(reports)
     lines += _how_to_save(reports) if counts.get("no baseline yet") else []
     lines += _listed("faster", list(_faster(reports)))
-    lines += _listed("warning", list(_by_sizes(reports, lambda agreement: agreement.warnings)))
+    lines += _listed("warning", list(_warnings(reports)))
     lines += _listed("note", list(_notes(reports)))
     lines += _listed("stale", [f"{name}, batch {batch_size}" for name, batch_size in stale])
     lines += _listed("not written", [_of_batch(each) for each in refused])
@@ -85,6 +85,14 @@ def _not_judged(reports: Sequence[GraphReport]) -> list[str]:
                 reasons[batch.worst.reason] = reasons.get(batch.worst.reason, 0) + 1
     lines = [f"{reason} ({plural(count, 'batch size')})" for reason, count in reasons.items()]
     return [part for line in lines for part in wrapped(line, MAX_WIDTH)]
+
+
+def _warnings(reports: Sequence[GraphReport]) -> Iterator[str]:
+    """What may be wrong although no call has shown it: warnings of the audit and of the check."""
+    for report in reports:
+        for each in (finding for finding in report.findings if finding.level == "warning"):
+            yield f"{report.name}: {each.site}: {each.message} [{each.id}]; fix: {each.fix}"
+        yield from _by_sizes([report], lambda agreement: agreement.warnings)
 
 
 def _notes(reports: Sequence[GraphReport]) -> Iterator[str]:

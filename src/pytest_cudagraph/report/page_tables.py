@@ -31,7 +31,7 @@ def _table(
 
 
 def findings_of(found: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Each finding of the audit once, with the tests that have it. Errors first."""
+    """Each finding of the audit once, with the tests that have it. Errors first, then warnings."""
     tests: dict[tuple[Any, ...], list[str]] = {}
     for test in found["tests"]:
         for each in test["findings"]:
@@ -39,7 +39,7 @@ def findings_of(found: Mapping[str, Any]) -> list[dict[str, Any]]:
             key = (each["level"], each["id"], place, each["message"], each.get("evidence", ""), each["fix"])
             tests.setdefault(key, []).append(test["name"])
     shown = [_finding(key, names) for key, names in tests.items()]
-    return sorted(shown, key=lambda each: each["level"] != "error")
+    return sorted(shown, key=lambda each: (each["level"] != "error", each["level"] != "warning"))
 
 
 def _finding(key: tuple[Any, ...], names: list[str]) -> dict[str, Any]:

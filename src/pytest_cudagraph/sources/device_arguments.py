@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import ast
-import functools
-import inspect
-import linecache
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any, Literal
 
 import torch
 
-from pytest_cudagraph.sources.syntax import covers, name_of, names_host_device, place_of_call, tree_of
+from pytest_cudagraph.sources.syntax import name_of, names_host_device, running_call
 from pytest_cudagraph.sources.user_lines import calling_frame
 
 Asked = Literal["host", "device", "unknown"]
@@ -40,14 +37,14 @@ def asked_device() -> Asked:
     # A default device is a torch function mode, which adds the argument below the source text.
     if frame is None or torch._C._len_torch_function_stack():
         return "unknown"
-    call = _running_call(frame.f_code, frame.f_lasti, frame.f_lineno, _FACTORIES | _OF_A_TENSOR)
+    call = running_call(frame, _FACTORIES | _OF_A_TENSOR)
     return "unknown" if call is None else _asked_by(call, frame)
 
 
 def target_device() -> Asked:
     """Where the running call moves a tensor: ``Tensor.to``, ``Tensor.cpu``, a factory. ``unknown`` for any other."""
     frame = calling_frame()
-    call = None if frame is None else _running_call(frame.f_code, frame.f_lasti, frame.f_lineno, _MOVES | _FACTORIES)
+    call = None if frame is None else running_call(frame, _MOVES | _FACTORIES)
     if frame is None or call is None:
         return "unknown"
     if name_of(call.func) not in _MOVES:
@@ -84,8 +81,7 @@ def _is_default(name: str, frame: FrameType) -> bool:
     code, caller = frame.f_code, frame.f_back
     if caller is None or name not in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:
         return False
-    names = frozenset({code.co_name})
-    call = _running_call(caller.f_code, caller.f_lasti, caller.f_lineno, names)
+    call = running_call(caller, frozenset({code.co_name}))
     if call is None or any(keyword.arg in (None, name) for keyword in call.keywords):
         return False
     # ``self`` is not among the arguments of a call.
@@ -97,31 +93,3 @@ def _is_default(name: str, frame: FrameType) -> bool:
 
 def _value(name: str, frame: FrameType) -> Any:
     return frame.f_locals.get(name, frame.f_globals.get(name))
-
-
-# Cached: a layer runs the same line in every call.
-@functools.lru_cache(maxsize=1024)
-def _running_call(code: CodeType, instruction: int, line: int, names: frozenset[str]) -> ast.Call | None:
-    """The call of one of these names at an instruction. None for another call, or if several may be meant."""
-    calls = [call for call in _calls_in(code) if name_of(call.func) in names and covers(call, line)]
-    place = place_of_call(code, instruction)
-    if place is None:  # Python before 3.11 gives no columns
-        return calls[0] if len(calls) == 1 else None
-    return next((call for call in calls if (call.lineno, call.col_offset, call.end_col_offset) == place), None)
-
-
-@functools.lru_cache(maxsize=256)
-def _calls_in(code: CodeType) -> tuple[ast.Call, ...]:
-    return tuple(node for node in ast.walk(_function(code)) if isinstance(node, ast.Call))
-
-
-def _function(code: CodeType) -> ast.AST:
-    """The syntax of one function with the lines and columns of its file, which is faster than that of the file."""
-    lines = linecache.getlines(code.co_filename)[code.co_firstlineno - 1 :]
-    # In an ``if`` the function may be indented.
-    above = ["if True:\n"] if lines and lines[0][:1].isspace() else []
-    try:
-        tree = ast.parse("".join([*above, *inspect.getblock(lines)]))
-    except (SyntaxError, IndexError):  # a lambda, or code without a file
-        return tree_of(code.co_filename)
-    return ast.increment_lineno(tree, code.co_firstlineno - 1 - len(above))

@@ -118,7 +118,7 @@ def _branches_on_is_cuda(file: str) -> tuple[tuple[int, int], ...]:
     """The first and the last line of each test of a branch that reads ``is_cuda``."""
     if not any("is_cuda" in text for text in linecache.getlines(file)):
         return ()
-    asking = [test for test in _tests(tree_of(file)) if any(name_of(part) == "is_cuda" for part in ast.walk(test))]
+    asking = [test for test in tests_of(tree_of(file)) if any(name_of(part) == "is_cuda" for part in ast.walk(test))]
     return tuple((test.lineno, test.end_lineno or test.lineno) for test in asking)
 
 
@@ -133,10 +133,11 @@ def _gpu_branches(file: str) -> tuple[tuple[int, int, tuple[int, ...]], ...]:
 
 
 def _lines_asking(tree: ast.AST) -> tuple[int, ...]:
-    return tuple(sorted({test.lineno for test in _tests(tree) if any(map(_asks_for_cuda, ast.walk(test)))}))
+    return tuple(sorted({test.lineno for test in tests_of(tree) if any(map(_asks_for_cuda, ast.walk(test)))}))
 
 
-def _tests(tree: ast.AST) -> list[ast.expr]:
+def tests_of(tree: ast.AST) -> list[ast.expr]:
+    """The conditions of its branches."""
     return [node.test for node in ast.walk(tree) if isinstance(node, ast.If | ast.IfExp | ast.While)]
 
 
@@ -168,3 +169,38 @@ def tree_of(file: str) -> ast.AST:
         return ast.parse("".join(linecache.getlines(file)))
     except (SyntaxError, ValueError):  # a file edited while it runs, or a notebook cell with magic
         return ast.Module(body=[], type_ignores=[])
+
+
+def running_call(frame: FrameType, names: frozenset[str]) -> ast.Call | None:
+    """The call of one of these names that a frame is at. None for another call, or if several may be meant."""
+    return _call_at(frame.f_code, frame.f_lasti, frame.f_lineno, names)
+
+
+# Cached: a layer runs the same line in every call.
+@functools.lru_cache(maxsize=1024)
+def _call_at(code: CodeType, instruction: int, line: int, names: frozenset[str]) -> ast.Call | None:
+    calls = [call for call in _calls_in(code) if name_of(call.func) in names and covers(call, line)]
+    place = place_of_call(code, instruction)
+    if place is None:  # Python before 3.11 gives no columns
+        return calls[0] if len(calls) == 1 else None
+    return next((call for call in calls if (call.lineno, call.col_offset, call.end_col_offset) == place), None)
+
+
+@functools.lru_cache(maxsize=256)
+def _calls_in(code: CodeType) -> tuple[ast.Call, ...]:
+    return tuple(node for node in ast.walk(function_of(code)) if isinstance(node, ast.Call))
+
+
+def function_of(code: CodeType) -> ast.AST:
+    """The syntax of one function with the lines and columns of its file, which is faster than that of the file.
+
+    The syntax of the whole file for a lambda.
+    """
+    lines = linecache.getlines(code.co_filename)[code.co_firstlineno - 1 :]
+    # In an ``if`` the function may be indented.
+    above = ["if True:\n"] if lines and lines[0][:1].isspace() else []
+    try:
+        tree = ast.parse("".join([*above, *inspect.getblock(lines)]))
+    except (SyntaxError, IndexError):  # a lambda, or code without a file
+        return tree_of(code.co_filename)
+    return ast.increment_lineno(tree, code.co_firstlineno - 1 - len(above))

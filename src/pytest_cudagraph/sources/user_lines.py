@@ -151,7 +151,12 @@ def origin_of(file: str) -> Origin:
     """``machinery`` for torch, pytest, the standard library and this package, else ``library`` or ``project``."""
     if _GENERATED.match(file) or file.startswith(_OWN_FOLDERS):
         return "machinery"
-    installed = _INSTALLED.search(file)
-    if installed is not None:
-        return "machinery" if installed.group(1).removesuffix(".py") in _MACHINERY else "library"
+    if library := library_of(file):
+        return "machinery" if library in _MACHINERY else "library"
     return "machinery" if file.startswith(_STANDARD_LIBRARY) else "project"
+
+
+def library_of(file: str) -> str:
+    """The name of the installed package that a file belongs to. Empty for any other file."""
+    installed = _INSTALLED.search(file)
+    return "" if installed is None else installed.group(1).removesuffix(".py")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from typing import NamedTuple
 
 import torch
@@ -546,3 +548,20 @@ class OtherKernelOnCuda(Base):
         if x.is_cuda:
             return F.linear(x, self.linear.weight, self.linear.bias)
         return x @ self.linear.weight.T + self.linear.bias
+
+
+@clean(notes=("stateful-python",))
+class TimedForALog(Base):
+    """Clocks that only measure, a time that was given, and a branch on what stays."""
+
+    calls, spent_s = 3, 0.0
+
+    def forward(self, x):
+        started, begun = time.perf_counter(), time.time()
+        y = self.linear(x)
+        self.spent_s += max(time.perf_counter() - started, time.time() - begun)
+        log.debug("%s: %s s", time.strftime("%H:%M:%S", time.gmtime(0)), self.spent_s)
+        return y if self.calls == 3 and log.name else y + 1
+
+
+log = logging.getLogger(__name__)

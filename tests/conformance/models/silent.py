@@ -6,6 +6,7 @@ import functools
 import itertools
 import random
 import time
+from datetime import datetime
 
 import numpy as np
 import torch
@@ -450,21 +451,46 @@ class GlobalChangedLater(Base):
 SETTINGS = {}
 
 
-@hazard(25, notes=("stateful-python",), missed="the branch is not taken within the few calls that are looked at")
+@hazard(25, warnings=("control-flow",), notes=("stateful-python",))
 class RareBranch(Base):
     steps = 0
 
     def forward(self, x):
         self.steps += 1
-        if self.steps == 1000:
+        if self.steps == 1000:  # HERE
             return x + 1
         return self.linear(x)
 
 
-@hazard(26, missed="the number changes once a day, not from call to call")
+@hazard(25, warnings=("control-flow",))
+class RareBranchOnGlobal(Base):
+    """The condition is in another function, on a local name of the value, and no operation runs in it."""
+
+    def forward(self, x):
+        return x + 1 if is_due() else self.linear(x)
+
+
+def is_due():
+    RARE["calls"] += 1
+    count = RARE["calls"] % 1000
+    if count:  # HERE
+        return False
+    return True
+
+
+RARE = {"calls": 0}
+
+
+@hazard(26, warnings=("baked-scalar",))
 class DayOfTheYear(Base):
     def forward(self, x):
-        return x * time.localtime().tm_yday
+        return x * time.localtime().tm_yday  # HERE
+
+
+@hazard(26, warnings=("baked-scalar",))
+class Weekend(Base):
+    def forward(self, x):
+        return self.linear(x) if datetime.now().weekday() < 5 else x + 1  # HERE
 
 
 @hazard(45, check=WRONG)

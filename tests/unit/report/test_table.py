@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from tests.facts import CPU, EMULATED, H200, batch, judgement, report, saved, timing
 
 from pytest_cudagraph.report import closing, header, table
 from pytest_cudagraph.report.columns import shorten
-from pytest_cudagraph.values import Agreement, BatchReport, GraphReport, Interval, MinSource, Receipt, Verdict
+from pytest_cudagraph.values import (
+    Agreement,
+    BatchReport,
+    Finding,
+    GraphReport,
+    Interval,
+    MinSource,
+    Receipt,
+    Site,
+    Verdict,
+)
 
 LONG = "tests/integration/decoders/test_speculative_decoding.py::TestSpeculative::test_decoder_with_draft[fp16-1024]"
 
@@ -199,6 +210,15 @@ def test_the_header_says_that_an_emulated_device_is_no_gpu():
     )
 
 
+WARNED = Finding(
+    id="baked-scalar",
+    level="warning",
+    message="the call reads the date",
+    fix="pass it",
+    site=Site(file=str(Path.cwd() / "model.py"), line=20),
+)
+
+
 def test_what_limits_the_proof_is_noted_once_with_its_batch_sizes():
     note = "eager itself gives NaN in output; NaN is compared as equal"
     batches = tuple(
@@ -226,10 +246,12 @@ def test_what_limits_the_proof_is_noted_once_with_its_batch_sizes():
         device=None,
         compile_mode="none",
         batches=batches,
+        findings=(WARNED, replace(WARNED, level="note")),
         not_judged=("custom operator mine::op",),
         min_source=MinSource(place="marker", is_mapping=True, default_sizes=(8,)),
     )
     assert closing([noted], {"passed": 2})[1:] == [
+        "warning: a.py::test_a: model.py:20: the call reads the date [baked-scalar]; fix: pass it",
         "warning: a.py::test_a, batch 1, 8: it proves almost nothing",
         f"note: a.py::test_a, batch 1, 8: {note}",
         "note: a.py::test_a, batch 1, 8: not compared: output[1] (Cache), state 'graph'",
