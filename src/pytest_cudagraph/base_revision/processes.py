@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from pytest_cudagraph.base_revision.checkout import moved_argument
+from pytest_cudagraph.child_process import last_lines, run_child
 from pytest_cudagraph.environment import without_git_locals
 from pytest_cudagraph.errors import RevisionError
 from pytest_cudagraph.units import to_ns
@@ -28,9 +27,6 @@ def run_order(first: int, last: int) -> Iterator[tuple[SideName, SideName]]:
     for number in range(first, last):
         yield ("base", "head") if number % 2 == 0 else ("head", "base")
 
-
-PARENT = "PYTEST_CUDAGRAPH_PARENT"
-"""The variable that names a descriptor to a sampling process. Its end of file says that the parent has ended."""
 
 DOCUMENT, MODULES, COURSE = "run.json", "modules.json", "course.json"
 """The files that a sampling process writes into its folder.
@@ -137,10 +133,6 @@ def module_files(modules: Iterable[Any]) -> list[str]:
     return sorted({str(Path(file).resolve()) for file in files if isinstance(file, str)})
 
 
-_OUTPUT_LINES = 12
-"""Lines shown from the end of a failed process's output, where pytest prints the reason."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RevisionProcess:
     """How one side runs. ``top`` is the repository's folder, ``tree`` is this side's copy of it."""
@@ -171,24 +163,9 @@ class RevisionProcess:
         self._make_folder()
         into.mkdir(parents=True)
         log = into / "output.txt"
-        with log.open("wb") as output, _alive_pipe() as pipe:
-            process = subprocess.Popen(
-                self._command(into, gone),
-                cwd=self.moved(self.folder),
-                env={**self._environment(), PARENT: ",".join(map(str, pipe))},
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                pass_fds=pipe,
-            )
-            try:
-                process.wait()
-            finally:
-                # After an interrupt it may still run in a tree that will be removed.
-                if process.poll() is None:
-                    process.kill()
-                    process.wait()
-        return self._read(into, log, process.returncode)
+        command, folder = self._command(into, gone), self.moved(self.folder)
+        status = run_child(command, log=log, folder=folder, environment=self._environment())
+        return self._read(into, log, status)
 
     def moved(self, path: Path) -> Path:
         """The same place in this side's tree."""
@@ -244,27 +221,12 @@ class RevisionProcess:
         return remains.sample
 
     def _unusable(self, trouble: str, log: Path, status: int) -> RevisionError:
-        output = log.read_text(encoding="utf-8", errors="replace").splitlines()[-_OUTPUT_LINES:]
-        end = "\n".join(f"  {line}" for line in output)
+        end = "\n".join(f"  {line}" for line in last_lines(log))
         return RevisionError(
             f"{self.name} could not be measured: pytest ended with exit code {status} and {trouble}. "
             f"The end of its output:\n{end}\n"
             "  a checkout holds committed files only: what is generated or ignored has to be made by a conftest"
         )
-
-
-@contextmanager
-def _alive_pipe() -> Iterator[tuple[int, ...]]:
-    """The reading end of a pipe that closes when this process ends in any way, also by SIGKILL. None on Windows."""
-    if os.name != "posix":
-        yield ()
-        return
-    reading, writing = os.pipe()
-    try:
-        yield (reading,)
-    finally:
-        os.close(reading)
-        os.close(writing)
 
 
 def _is_installed(entry: str) -> bool:

@@ -5,33 +5,19 @@ from __future__ import annotations
 import json
 import os
 import sys
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from pytest_cudagraph.child_process import end_with_parent
 from pytest_cudagraph.settings.marks import uses_plugin
 
 
 def record_base_run(config: pytest.Config, folder: Path) -> None:
     """Let this process write its record into ``folder``, and end with the process that started it."""
-    _end_with_parent()
+    end_with_parent()
     config.pluginmanager.register(BaseRunRecorder(config, folder), "pytest-cudagraph-base-recorder")
-
-
-def _end_with_parent() -> None:
-    from pytest_cudagraph.base_revision.processes import PARENT
-
-    # Removed, so that a process started by a test does not take the number for its own.
-    descriptor = os.environ.pop(PARENT, "")
-    if descriptor:
-        threading.Thread(target=_wait_for_end, args=(int(descriptor),), daemon=True).start()
-
-
-def _wait_for_end(descriptor: int) -> None:
-    os.read(descriptor, 1)
-    os._exit(1)
 
 
 class BaseRunRecorder:

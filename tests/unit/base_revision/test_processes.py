@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -232,29 +231,3 @@ def test_a_steady_drift_favours_neither_side():
     assert order == ["base", "head", "head", "base", "base", "head", "head", "base"]
     positions = {name: [i for i, side in enumerate(order) if side == name] for name in ("base", "head")}
     assert sum(positions["base"]) == sum(positions["head"])
-
-
-CHILD = """
-import signal
-from pytest_cudagraph.base_revision.recorder_plugin import _end_with_parent
-_end_with_parent()
-print("child", flush=True)
-signal.pause()
-"""
-PARENT = """
-import os, subprocess, sys
-from pytest_cudagraph.base_revision import processes
-with processes._alive_pipe() as pipe:
-    environment = {**os.environ, processes.PARENT: str(pipe[0])}
-    subprocess.run([sys.executable, "-c", sys.argv[1]], env=environment, pass_fds=pipe)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform == "win32", reason="SIGKILL")
-def test_a_process_ends_with_the_one_that_started_it():
-    with subprocess.Popen([sys.executable, "-c", PARENT, CHILD], stdout=subprocess.PIPE, text=True) as parent:
-        assert parent.stdout.readline() == "child\n"
-        parent.kill()
-        # The child holds the other end, so this waits for its end too.
-        assert parent.stdout.read() == ""

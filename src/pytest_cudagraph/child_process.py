@@ -1,0 +1,98 @@
+"""A command in a process of its own, with its output in a file. It ends with the process that started it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from pytest_cudagraph.foreign import printable
+
+PARENT = "PYTEST_CUDAGRAPH_PARENT"
+"""The variable that names a descriptor to the process. Its end of file says that the parent has ended."""
+
+_SHOWN_LINES = 12
+"""From the end of an output, where the reason of a failure stands."""
+
+_MOST_COLUMNS = 300
+_READ_BYTES = 64 * 1024
+
+
+def run_child(
+    command: Sequence[str],
+    *,
+    log: Path,
+    folder: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+    timeout_s: float | None = None,
+) -> int:
+    """Run a command to its end, and return its exit code: negative for a signal, as in :mod:`subprocess`.
+
+    It leads a process group. Whatever the group still runs afterwards is killed, also after an interrupt. Raises
+    :class:`subprocess.TimeoutExpired` after ``timeout_s``.
+    """
+    with log.open("wb") as output, _alive_pipe() as pipe:
+        process = subprocess.Popen(
+            command,
+            cwd=folder,
+            env={**(os.environ if environment is None else environment), PARENT: ",".join(map(str, pipe))},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            pass_fds=pipe,
+            start_new_session=True,
+        )
+        try:
+            return process.wait(timeout_s)
+        finally:
+            _end_group(process)
+
+
+def _end_group(process: subprocess.Popen[bytes]) -> None:
+    if os.name == "posix":
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+    elif process.poll() is None:
+        process.kill()
+    process.wait()
+
+
+@contextmanager
+def _alive_pipe() -> Iterator[tuple[int, ...]]:
+    """The reading end of a pipe that closes when this process ends in any way, also by SIGKILL. None on Windows."""
+    if os.name != "posix":
+        yield ()
+        return
+    reading, writing = os.pipe()
+    try:
+        yield (reading,)
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
+def end_with_parent() -> None:
+    """In a process that :func:`run_child` started: end it, and what it started, when its parent ends."""
+    # Removed, so that a process started from here does not take the number for its own.
+    descriptor = os.environ.pop(PARENT, "")
+    if descriptor:
+        threading.Thread(target=_wait_for_end, args=(int(descriptor),), daemon=True).start()
+
+
+def _wait_for_end(descriptor: int) -> None:
+    os.read(descriptor, 1)
+    if os.getpid() == os.getpgid(0):
+        os.killpg(0, signal.SIGKILL)
+    os._exit(1)
+
+
+def last_lines(log: Path) -> list[str]:
+    """The last lines of an output, fit for a message."""
+    with log.open("rb") as output:
+        output.seek(max(0, log.stat().st_size - _READ_BYTES))
+        text = output.read().decode("utf-8", errors="replace")
+    return [printable(line.expandtabs())[:_MOST_COLUMNS] for line in text.splitlines()[-_SHOWN_LINES:]]
