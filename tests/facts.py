@@ -9,6 +9,8 @@ from pytest_cudagraph.values import (
     Agreement,
     BatchReport,
     DeviceInfo,
+    EngineMode,
+    EngineModes,
     Generation,
     GenerationReceipt,
     GenerationTimes,
@@ -21,6 +23,8 @@ from pytest_cudagraph.values import (
     Latency,
     Lookup,
     Medians,
+    ModeFailure,
+    ModeTokens,
     Prefill,
     PrefillBytes,
     Receipt,
@@ -116,18 +120,21 @@ def batch(batch_size: int = 8, *judgements: Judgement, **rest) -> BatchReport:
     return BatchReport(batch_size=batch_size, **facts | rest)
 
 
-def generation(**rest) -> Generation:
-    times = GenerationTimes(
-        generations=5, ttft=latency(900.0), itl=latency(60.0), itl_p99_ns=75_000.0, tpot_ns=61_000.0,
-        tokens_per_second=120_000.0,
+def times(ttft_us: float = 900.0, itl_us: float = 60.0) -> GenerationTimes:
+    return GenerationTimes(
+        generations=5, ttft=latency(ttft_us), itl=latency(itl_us), itl_p99_ns=itl_us * 1250, tpot_ns=itl_us * 1017,
+        tokens_per_second=7.2e6 / itl_us,
     )  # fmt: skip
+
+
+def generation(**rest) -> Generation:
     facts = {
         "batch_size": 8,
         "prompt_length": 16,
         "output_length": 32,
         "receipt": GenerationReceipt(steps=31, replays=31, padded_rows=1),
         "tokens": TokenAgreement(compared=256, same_shapes=False, ties=2, largest_difference=1e-5, tolerance=2e-5),
-        "times": times,
+        "times": times(),
     }
     return Generation(**facts | rest)
 
@@ -167,6 +174,27 @@ def guided_times() -> GuidedTimes:
         greedy=latency(60.0), guided=latency(63.0), overhead=Interval(estimate=0.05, low=0.04, high=0.06),
         mask_ns=700.0, mask_share=0.044,
     )  # fmt: skip
+
+
+MODE_FAILURE = ModeFailure(
+    stage="load", error="RuntimeError: out of memory in the capture", is_raised=True, output=("one", "two")
+)
+
+
+def modes(**rest) -> EngineModes:
+    eager = EngineMode(
+        load_ns=2_100_000_000, host_bytes=400 << 20, times=times(950.0, 120.0), itl_medians_ns=(118e3, 120e3, 123e3),
+        receipt=GenerationReceipt(steps=93, replays=0, eager={"the eager mode": 93}),
+    )  # fmt: skip
+    graphs = EngineMode(
+        load_ns=2_600_000_000, capture_ns=310_000_000, host_bytes=420 << 20, device_bytes=3 << 30, times=times(),
+        itl_medians_ns=(59e3, 60e3, 61e3), receipt=GenerationReceipt(steps=93, replays=93),
+    )  # fmt: skip
+    facts = {
+        "engine": "counting", "batch_size": 2, "output_length": 32, "eager": eager, "graphs": graphs,
+        "tokens": ModeTokens(rows=2, differing_rows=0), "speedup": Interval(estimate=2.0, low=1.93, high=2.08),
+    }  # fmt: skip
+    return EngineModes(**facts | rest)
 
 
 def report(name: str = "tests/test_a.py::test_a", *batches: BatchReport, **rest) -> GraphReport:

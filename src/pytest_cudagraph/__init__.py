@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pytest_cudagraph.compile import compile_model
+    from pytest_cudagraph.engine_modes import Engine, EngineFacts, LoadedEngine, LoadRequest, VllmEngine, vllm
     from pytest_cudagraph.errors import (
         AuditFailed,
         BaselineError,
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
         DeadTensorError,
         DeviceUnavailable,
         EagerFailed,
+        EngineFailed,
         ExpectationMissed,
+        FellBackToEager,
         FineGateWarning,
         GraphTestFailure,
         InconclusiveWarning,
@@ -47,12 +50,14 @@ if TYPE_CHECKING:
         Decoder,
         Grammar,
         StaticDecoder,
+        TransformersEngine,
         choice,
         ebnf,
         json_schema,
         python_source,
         regex,
         static_decoder,
+        transformers_engine,
     )
     from pytest_cudagraph.measure import Arms, Bounds, PerfCounterClock, measure_arms
     from pytest_cudagraph.monitor import CallMonitor, CallSummary, PerfCard, PerfMonitor
@@ -85,8 +90,12 @@ __all__ = [
     "Decoder",
     "DeviceUnavailable",
     "EagerFailed",
+    "Engine",
+    "EngineFacts",
+    "EngineFailed",
     "EvidenceRule",
     "ExpectationMissed",
+    "FellBackToEager",
     "Finding",
     "FineGateWarning",
     "FormStatistics",
@@ -100,6 +109,8 @@ __all__ = [
     "IntegratedAOTCompiler",
     "InvalidOutput",
     "Judgement",
+    "LoadRequest",
+    "LoadedEngine",
     "MeasuredBatch",
     "ModelStatistics",
     "NotProven",
@@ -122,8 +133,10 @@ __all__ = [
     "TooManyBytes",
     "TooManyKernels",
     "TooMuchOverhead",
+    "TransformersEngine",
     "TuningReport",
     "Verdict",
+    "VllmEngine",
     "choice",
     "compile_model",
     "create_integrated_compiler",
@@ -134,16 +147,19 @@ __all__ = [
     "python_source",
     "regex",
     "static_decoder",
+    "transformers_engine",
     "tune",
+    "vllm",
 ]
 
 _HOMES = {
     name: home
     for home, names in {
         "compile": "compile_model",
+        "engine_modes": "Engine EngineFacts LoadRequest LoadedEngine VllmEngine vllm",
         "gate": "judge_speedup",
-        "generation": "DecodeEngine Decoder Grammar StaticDecoder choice ebnf json_schema python_source regex "
-        "static_decoder",
+        "generation": "DecodeEngine Decoder Grammar StaticDecoder TransformersEngine choice ebnf json_schema "
+        "python_source regex static_decoder transformers_engine",
         "measure": "Arms Bounds PerfCounterClock measure_arms",
         "monitor": "CallMonitor CallSummary PerfCard PerfMonitor",
         "serving.drop_in": "IntegratedAOTCompiler OptimizedModel create_integrated_compiler",

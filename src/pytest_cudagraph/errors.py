@@ -20,6 +20,8 @@
     ├── TokenNotAllowed                   a guided generation chose a token outside of its mask
     ├── InvalidOutput                     too few outputs of a guided generation are valid
     ├── TooMuchOverhead                   guided steps are too slow beside greedy ones
+    ├── EngineFailed                      an engine does not load or generate in one of its modes
+    ├── FellBackToEager                   an engine runs without its graphs
     └── NotProven                         inconclusive or not judged, with --cudagraph-strict
     CudagraphError (Exception)            wrong use, or a problem of the machine
     ├── InputError                        unusable example inputs
@@ -178,6 +180,14 @@ class TooMuchOverhead(GraphTestFailure):
     """A guided step takes, with confidence, more time over a greedy one than the test allows."""
 
 
+class EngineFailed(GraphTestFailure):
+    """An engine does not load, does not generate, or dies in one of its modes."""
+
+
+class FellBackToEager(GraphTestFailure):
+    """An engine runs without its graphs, by its own error or by its own count."""
+
+
 class NotProven(GraphTestFailure):
     """Nothing failed, but nothing is proved, and ``--cudagraph-strict`` requires proof."""
 
@@ -207,7 +217,8 @@ for _public in (
     CaptureRefusal, CompileTimeout, DeadTensorError,
     GraphTestFailure, EagerFailed, AuditFailed, CompileFailed, CaptureFailed, ReplayMismatch,
     SpeedupTooLow, SlowerThanBaseline, SlowerThanBase, TooManyKernels, ExpectationMissed, StepNotReplayed,
-    TokenMismatch, TooManyBytes, TooFewTokensPerStep, TokenNotAllowed, InvalidOutput, TooMuchOverhead, NotProven,
+    TokenMismatch, TooManyBytes, TooFewTokensPerStep, TokenNotAllowed, InvalidOutput, TooMuchOverhead, EngineFailed,
+    FellBackToEager, NotProven,
     InconclusiveWarning, FineGateWarning,
 ):  # fmt: skip
     _public.__module__ = "pytest_cudagraph"

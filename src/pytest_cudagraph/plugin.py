@@ -10,6 +10,7 @@ import pytest
 
 from pytest_cudagraph.session import benchmarks, lifecycle, worker_results
 from pytest_cudagraph.session.decoding import decode_engine
+from pytest_cudagraph.session.engine_modes import engine_modes
 from pytest_cudagraph.session.fixtures import (
     assert_replay_close,
     capture_graphs,
@@ -29,6 +30,7 @@ __all__ = [
     "compile_model",
     "cudagraph",
     "decode_engine",
+    "engine_modes",
     "measure_speedup",
     "perf_monitor",
     "tune",

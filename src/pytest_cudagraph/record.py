@@ -166,8 +166,7 @@ def _comparison(old: SavedBatch | None, new: SavedBatch | None, max_slowdown: fl
 def _by_key(reports: Iterable[GraphReport]) -> dict[Key, list[tuple[GraphReport, BatchReport]]]:
     found: dict[Key, list[tuple[GraphReport, BatchReport]]] = {}
     for report in reports:
-        # A prefill, a prompt lookup and a guided generation have no times of a graph to compare with.
-        for batch in (each for each in report.batches if not (each.prefill or each.lookup or each.guided)):
+        for batch in (each for each in report.batches if each.has_entry):
             found.setdefault((report.name, batch.batch_size), []).append((report, batch))
     return found
 

@@ -42,6 +42,10 @@ INTERNAL = {"min_source", "update_option", "extended", "inner_calls"}
         values.Guided,
         values.GuidedOutput,
         values.GuidedTimes,
+        values.EngineModes,
+        values.EngineMode,
+        values.ModeTokens,
+        values.ModeFailure,
         values.Finding,
     ],
 )

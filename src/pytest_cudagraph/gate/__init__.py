@@ -4,6 +4,15 @@ A judgement is one sentence (found, allowed), its evidence and its remedy. The r
 device: the sentences here follow after "batch 8:".
 """
 
+from pytest_cudagraph.gate.engine_modes import (
+    FELL_BACK,
+    falls_back,
+    judge_engine,
+    judge_fallback,
+    judge_mode_speed,
+    judge_mode_tokens,
+    speedup_text,
+)
 from pytest_cudagraph.gate.generation import judge_bytes, judge_chunks, judge_lookup, judge_steps, judge_tokens
 from pytest_cudagraph.gate.guided import judge_mask, judge_outputs, judge_overhead
 from pytest_cudagraph.gate.latency import change_interval_text, judge_baseline, replaced_text, sessions_text
@@ -12,16 +21,22 @@ from pytest_cudagraph.gate.speedup import judge_speedup
 from pytest_cudagraph.gate.structure import judge_structure
 
 __all__ = [
+    "FELL_BACK",
     "change_interval_text",
+    "falls_back",
     "judge_agreement",
     "judge_baseline",
     "judge_bytes",
     "judge_capture",
     "judge_chunks",
     "judge_compile_failure",
+    "judge_engine",
+    "judge_fallback",
     "judge_finding",
     "judge_lookup",
     "judge_mask",
+    "judge_mode_speed",
+    "judge_mode_tokens",
     "judge_outputs",
     "judge_overhead",
     "judge_speedup",
@@ -31,4 +46,5 @@ __all__ = [
     "refused",
     "replaced_text",
     "sessions_text",
+    "speedup_text",
 ]

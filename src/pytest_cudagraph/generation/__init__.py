@@ -1,5 +1,6 @@
 """Decoding with captured steps: the interface of a decoder, the engine, and the adapter for transformers."""
 
+from pytest_cudagraph.generation.compare_modes import ModesRequest, ModesRun, fallback_notes, token_ids
 from pytest_cudagraph.generation.decoder import Decoder, DecoderFacts, check_decoder
 from pytest_cudagraph.generation.engine import DecodeEngine, Generated, Step
 from pytest_cudagraph.generation.grammars import Grammar, choice, ebnf, json_schema, python_source, regex
@@ -10,6 +11,7 @@ from pytest_cudagraph.generation.lookup import LookupRequest, run_lookup
 from pytest_cudagraph.generation.prefill import PrefillRequest, compare_prefill, judge_prefill
 from pytest_cudagraph.generation.token_masks import GrammarCache
 from pytest_cudagraph.generation.transformers_decoder import StaticDecoder, static_decoder
+from pytest_cudagraph.generation.transformers_modes import TransformersEngine, transformers_engine
 
 __all__ = [
     "DecodeEngine",
@@ -23,13 +25,17 @@ __all__ = [
     "GuidedRequest",
     "GuidedRun",
     "LookupRequest",
+    "ModesRequest",
+    "ModesRun",
     "PrefillRequest",
     "StaticDecoder",
     "Step",
+    "TransformersEngine",
     "check_decoder",
     "choice",
     "compare_prefill",
     "ebnf",
+    "fallback_notes",
     "json_schema",
     "judge_prefill",
     "python_source",
@@ -39,4 +45,6 @@ __all__ = [
     "run_lookup",
     "run_once",
     "static_decoder",
+    "token_ids",
+    "transformers_engine",
 ]

@@ -12,6 +12,7 @@ from typing import Any
 from pytest_cudagraph.baseline import normal_name
 from pytest_cudagraph.foreign import printable, without_credentials
 from pytest_cudagraph.report.document_timings import base_fields, baseline_fields, seconds, timing_fields
+from pytest_cudagraph.report.engine_modes import modes_document, modes_properties
 from pytest_cudagraph.report.generations import generation_document, generation_properties, guided_document
 from pytest_cudagraph.report.table import UNTIMED
 from pytest_cudagraph.units import to_seconds
@@ -87,6 +88,7 @@ def _properties(batch: BatchReport) -> list[tuple[str, str]]:
         found += [("eager_seconds", f"{to_seconds(timing.medians.eager_ns):.4g}")]
         found += [("replay_seconds", f"{to_seconds(timing.medians.replay_ns):.4g}")]
     found += generation_properties(batch)
+    found += modes_properties(batch)
     if batch.receipt is not None and batch.receipt.kernels is not None:
         found.append(("kernels", str(batch.receipt.kernels)))
     return found
@@ -160,6 +162,7 @@ def _batch(batch: BatchReport, device: DeviceInfo | None) -> dict[str, Any]:
         "prefill": None if batch.prefill is None else asdict(batch.prefill),
         "lookup": None if batch.lookup is None else asdict(batch.lookup),
         "guided": guided_document(batch.guided),
+        "modes": modes_document(batch.modes),
     }
 
 

@@ -8,24 +8,17 @@ from dataclasses import asdict
 from typing import Any
 
 from pytest_cudagraph.report.columns import Column, grid
-from pytest_cudagraph.report.document_timings import latency_fields, seconds
+from pytest_cudagraph.report.document_timings import generation_times_fields, latency_fields, seconds
+from pytest_cudagraph.report.engine_modes import modes_table
 from pytest_cudagraph.units import bytes_text, latency_text, percent_text, to_seconds
-from pytest_cudagraph.values import (
-    BatchReport,
-    Generation,
-    GenerationTimes,
-    GraphReport,
-    Guided,
-    GuidedTimes,
-    TokenAgreement,
-)
+from pytest_cudagraph.values import BatchReport, Generation, GraphReport, Guided, GuidedTimes, TokenAgreement
 
 Cells = Callable[[BatchReport], "list[str] | None"]
 """The cells of a batch, without the test's name. None where the table is not about it."""
 
 
 def generation_tables(reports: Iterable[GraphReport], shown: Mapping[str, str]) -> list[str]:
-    """A table of generations, of prefills, of prompt lookups and of guided generations, each only if it has a row.
+    """A table of generations, of prefills, of prompt lookups, of guided generations and of engines, if it has a row.
 
     ``shown`` are the names of the reports as the table above shows them.
     """
@@ -35,7 +28,7 @@ def generation_tables(reports: Iterable[GraphReport], shown: Mapping[str, str]) 
         rows = [[name, *row] for name, batch in found if (row := cells(batch)) is not None]
         columns = [Column(title=title, right=False), *(Column(title=each) for each in titles.split("|"))]
         lines += grid(columns, rows) if rows else []
-    return lines
+    return [*lines, *modes_table(found)]
 
 
 def _generation_cells(batch: BatchReport) -> list[str] | None:
@@ -116,17 +109,7 @@ def generation_document(found: Generation | None) -> dict[str, Any] | None:
         "output_length": found.output_length,
         "receipt": asdict(found.receipt),
         "tokens": None if found.tokens is None else asdict(found.tokens),
-        "times": None if found.times is None else _times(found.times),
-    }
-
-
-def _times(times: GenerationTimes) -> dict[str, Any]:
-    return {
-        "generations": times.generations,
-        "ttft": latency_fields(times.ttft),
-        "itl": {**(latency_fields(times.itl) or {}), "p99": seconds(times.itl_p99_ns)},
-        "tpot": seconds(times.tpot_ns),
-        "tokens_per_second": times.tokens_per_second,
+        "times": None if found.times is None else generation_times_fields(found.times),
     }
 
 

@@ -110,7 +110,7 @@ def _row(report: GraphReport, batch: BatchReport) -> Row:
         eager_ns=timing.medians.eager_ns if timing else None,
         compiled_ns=timing.medians.compiled_ns if timing else None,
         replay_ns=timing.medians.replay_ns if timing else None,
-        speedup=timing.speedup if timing else None,
+        speedup=timing.speedup if timing else batch.modes.speedup if batch.modes else None,
         min_speedup=batch.min_speedup,
         note=_note(batch),
     )

@@ -116,6 +116,8 @@ _FAILURES: dict[str, type[errors.GraphTestFailure]] = {
     "mask": errors.TokenNotAllowed,
     "validity": errors.InvalidOutput,
     "overhead": errors.TooMuchOverhead,
+    "engine": errors.EngineFailed,
+    "fallback": errors.FellBackToEager,
 }
 
 

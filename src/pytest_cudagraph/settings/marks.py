@@ -37,7 +37,7 @@ FIXTURES = frozenset(
 )
 
 DECODE_MARK = "decode"
-DECODE_FIXTURES = frozenset({"decode_engine"})
+DECODE_FIXTURES = frozenset({"decode_engine", "engine_modes"})
 
 WORKLOAD_MARK = "workload"
 WORKLOAD_FIXTURES = frozenset({"cudagraph", "measure_speedup", "decode_engine"})

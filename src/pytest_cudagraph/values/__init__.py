@@ -4,6 +4,7 @@ Every class is frozen. It imports neither torch nor pytest and computes only der
 nanoseconds (``_ns``), memory in bytes (``_bytes``), ratios are plain factors (``_ratio``): 1.15 means 15 % faster.
 """
 
+from pytest_cudagraph.values.engine_modes import EngineMode, EngineModes, ModeFailure, ModeTokens, Stage
 from pytest_cudagraph.values.evidence import Agreement, Assigned, Disagreement, Finding, Level, Receipt, Site
 from pytest_cudagraph.values.generation import (
     Counted,
@@ -61,6 +62,8 @@ __all__ = [
     "DeviceInfo",
     "Disagreement",
     "DisallowedToken",
+    "EngineMode",
+    "EngineModes",
     "Finding",
     "GateName",
     "Generation",
@@ -81,6 +84,8 @@ __all__ = [
     "MeasuredBatch",
     "Medians",
     "MinSource",
+    "ModeFailure",
+    "ModeTokens",
     "NoBaseline",
     "Prefill",
     "PrefillBytes",
@@ -88,6 +93,7 @@ __all__ = [
     "SavedBatch",
     "Session",
     "Site",
+    "Stage",
     "Timing",
     "TokenAgreement",
     "TokenDifference",

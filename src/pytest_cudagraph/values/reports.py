@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Literal
 
+from pytest_cudagraph.values.engine_modes import EngineModes
 from pytest_cudagraph.values.evidence import Agreement, Finding, Receipt
 from pytest_cudagraph.values.generation import Generation, Lookup, Prefill
 from pytest_cudagraph.values.guided import Guided
@@ -14,7 +15,7 @@ from pytest_cudagraph.values.timings import DeviceInfo, Timing
 
 GateName = Literal[
     "eager", "audit", "compile", "capture", "check", "speedup", "over-compiled", "baseline", "structure", "base",
-    "steps", "tokens", "bytes", "lookup", "mask", "validity", "overhead",
+    "steps", "tokens", "bytes", "lookup", "mask", "validity", "overhead", "engine", "fallback",
 ]  # fmt: skip
 
 
@@ -88,6 +89,12 @@ class BatchReport:
     prefill: Prefill | None = None
     lookup: Lookup | None = None
     guided: Guided | None = None
+    modes: EngineModes | None = None
+
+    @property
+    def has_entry(self) -> bool:
+        """Whether a baseline can have an entry of it. A graph of it was timed only if it is none of these."""
+        return not (self.prefill or self.lookup or self.guided or self.modes)
 
     @property
     def verdict(self) -> Verdict:

@@ -10,7 +10,7 @@ from enum import Enum
 from pathlib import Path
 
 import pytest
-from tests.facts import CPU, H200, batch, generation, judgement, latency, report, saved, sessions, timing
+from tests.facts import CPU, H200, batch, generation, judgement, latency, modes, report, saved, sessions, timing
 
 from pytest_cudagraph.report import document, json_text, properties, render, rows_of, rows_of_document
 from pytest_cudagraph.values import Finding, Interval, NoBaseline, Receipt, Site, Verdict
@@ -37,7 +37,7 @@ def story():
     return report(
         NAME,
         batch(1, baseline=saved(batch_size=1), timing=timing(120.0, 60.0, 80.0)),
-        batch(8, judgement(reason="replay is 2.00x eager"), baseline=new, generation=generation()),
+        batch(8, judgement(reason="replay is 2.00x eager"), baseline=new, generation=generation(), modes=modes()),
         batch(16, wrong),
         batch(32, judgement(Verdict.NOT_CAPTURED, gate="capture"), receipt=None, timing=None, min_speedup=None),
         findings=findings,
@@ -63,7 +63,7 @@ def test_the_document_has_just_the_fields_of_its_schema():
         "batch_size verdict word reason judgements min_speedup speedup attainable_speedup eager compiled replay "
         "device_replay reference decision noise_ratio detectable_ratio blocks discarded disturbance measure_seconds "
         "seed kernels capture_seconds memory_bytes receipt check comparison baseline base generation prefill lookup "
-        "guided"
+        "guided modes"
     )
     assert all(set(each) == set(fields.split()) for each in test["batches"])
     assert set(test["batches"][0]["eager"]) == {"minimum", "q25", "median", "q75", "q90", "samples", "judged"}
@@ -77,7 +77,7 @@ def test_timings_of_wrong_results_are_null():
     empty = (
         "speedup attainable_speedup eager compiled replay device_replay reference decision noise_ratio "
         "detectable_ratio blocks discarded disturbance measure_seconds seed baseline base generation prefill lookup "
-        "guided"
+        "guided modes"
     )
     assert {key for key, value in wrong.items() if value is None} == set(empty.split())
 

@@ -6,7 +6,7 @@ import json
 import math
 from dataclasses import replace
 
-from tests.facts import batch, generation, guided, guided_times, lookup, prefill, report
+from tests.facts import MODE_FAILURE, batch, generation, guided, guided_times, lookup, modes, prefill, report
 
 from pytest_cudagraph.report.document import properties
 from pytest_cudagraph.report.generations import generation_tables, guided_document
@@ -47,6 +47,39 @@ def test_the_document_of_a_guided_generation_has_its_counts_and_times_in_seconds
     assert found["times"]["mask"] == 7e-07
     assert found["times"]["overhead"] == {"estimate": 0.05, "low": 0.04, "high": None}
     assert guided_document(None) is None
+
+
+def test_the_table_of_engines_reads_as_reviewed(golden):
+    failed = modes()
+    failed = replace(failed, graphs=replace(failed.eager, failure=MODE_FAILURE, times=None, load_ns=None))
+    untold = replace(modes().graphs, receipt=None)
+    reports = [
+        report("a.py::test_a[modes]", batch(2, modes=modes())),
+        report("a.py::test_b[modes]", batch(2, modes=failed)),
+        report("a.py::test_c[modes]", batch(2, modes=modes(graphs=untold))),
+    ]
+    golden("report/engine_modes.txt", "\n".join(generation_tables(reports, {})))
+
+
+def test_junit_has_what_each_mode_took():
+    found = dict(properties(report("a.py::test_a", batch(2, modes=modes(), timing=None, receipt=None))))
+    assert {key.removeprefix("cudagraph.batch_2."): value for key, value in found.items()} == {
+        "cudagraph.verdict": "passed",
+        "verdict": "passed",
+        "speedup": "2.00",
+        "eager_load_seconds": "2.1",
+        "eager_host_bytes": "4.194e+08",
+        "eager_ttft_seconds": "0.00095",
+        "eager_itl_seconds": "0.00012",
+        "eager_tokens_per_second": "6e+04",
+        "graphs_load_seconds": "2.6",
+        "graphs_capture_seconds": "0.31",
+        "graphs_host_bytes": "4.404e+08",
+        "graphs_device_bytes": "3.221e+09",
+        "graphs_ttft_seconds": "0.0009",
+        "graphs_itl_seconds": "6e-05",
+        "graphs_tokens_per_second": "1.2e+05",
+    }
 
 
 def test_without_a_timed_generation_there_is_no_table():

@@ -7,7 +7,21 @@ from dataclasses import replace
 from types import MappingProxyType
 
 import pytest
-from tests.facts import CPU, batch, generation, guided, judgement, latency, lookup, prefill, report, saved, timing
+from tests.facts import (
+    CPU,
+    MODE_FAILURE,
+    batch,
+    generation,
+    guided,
+    judgement,
+    latency,
+    lookup,
+    modes,
+    prefill,
+    report,
+    saved,
+    timing,
+)
 
 from pytest_cudagraph.report import from_plain, to_plain
 from pytest_cudagraph.values import Finding, Interval, NoBaseline, Receipt, Site, Verdict
@@ -28,6 +42,7 @@ def everything():
             prefill=prefill(),
             lookup=lookup(),
             guided=guided(),
+            modes=replace(modes(), eager=replace(modes().eager, failure=MODE_FAILURE)),
         ),
         replace(batch(8), timing=None, receipt=None, agreement=None, min_speedup=None, judgements=()),
     )

@@ -75,7 +75,11 @@ def test_a_value_of_the_decode_mark_out_of_range_is_named_with_what_is_allowed(p
             "takes no positional arguments; found 1.2; write min_speedup=1.2",
         ),
         ("@pytest.mark.decode(min=1.2)", "decode_engine", "does not take min; it takes: min_speedup, prompt_lengths"),
-        ("@pytest.mark.decode()", "cudagraph", "needs a test that uses one of these fixtures: decode_engine; found"),
+        (
+            "@pytest.mark.decode()",
+            "cudagraph",
+            "uses one of these fixtures: decode_engine, engine_modes; found",
+        ),
         (
             "@pytest.mark.graph_speedup()",
             "decode_engine",

@@ -1,0 +1,85 @@
+"""The ``engine_modes`` fixture: two processes, one verdict, and what the report shows of both."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.plugin.conftest import failure_of
+
+ROOT = Path(__file__).parents[2]
+
+GOOD = """
+from engines import CountingEngine
+from pytest_cudagraph import InputError
+import pytest
+
+PROMPTS = [[1, 2], [3, 4]]
+
+def test_counts(engine_modes):
+    found = engine_modes(CountingEngine(), prompts=PROMPTS, output_length=6, generations=2, min_speedup=0.001)
+    assert found is None or found.tokens.rows == 2
+    with pytest.raises(InputError, match="output_lengths takes distinct whole numbers of tokens of at least 2"):
+        engine_modes(CountingEngine(), prompts=PROMPTS, output_length=1, name="short")
+
+@pytest.mark.decode(output_lengths=[4], min_speedup=0.001)
+def test_falls_back(engine_modes):
+    engine_modes(CountingEngine("raises in load"), prompts=PROMPTS, generations=2, allow_fallback=True)
+"""
+
+FAULTS = """
+import pytest
+from engines import CountingEngine
+
+@pytest.mark.parametrize("fault", ["raises in load", "dies", "other tokens", "eager steps"])
+def test_fault(engine_modes, fault):
+    engine_modes(CountingEngine(fault), prompts=[[1, 2], [3, 4]], output_length=6, generations=1)
+"""
+
+
+@pytest.fixture
+def engines(project):
+    (project.path / "engines.py").write_text((ROOT / "tests" / "engines.py").read_text())
+    return project
+
+
+def test_both_modes_are_compared_shown_and_never_saved(engines):
+    engines.pytester.makepyfile(test_user=GOOD)
+    result = engines.measure("--cudagraph-update", "--cudagraph-json=run.json")
+    result.assert_outcomes(passed=2)
+    result.stdout.fnmatch_lines(
+        [
+            "*counts[[]modes] * 2 * 0.00x *passed",
+            "*falls_back[[]modes] * 2 * not judged",
+            "engine modes * mode *load * capture * host * device *TTFT * ITL * tokens/s * replays",
+            "*counts[[]modes] * eager * 0/15",
+            "*counts[[]modes] * graphs * 5 ms * 15/15",
+            "*back[[]modes] * eager * 0/9",
+            "*back[[]modes] * graphs * failed",
+            "note: *falls_back[[]modes]: fell back to eager: with graphs the engine does not*",
+        ]
+    )
+    result.stdout.no_fnmatch_line("not written:*")
+    assert not list(engines.path.glob(".cudagraph/*.json"))
+    found = json.loads((engines.path / "run.json").read_text())["tests"]
+    modes = found[1]["batches"][0]["modes"]
+    assert modes["tokens"] is None
+    assert modes["graphs"]["failure"]["error"].startswith("RuntimeError: capture failed:")
+    assert modes["graphs"]["failure"]["output"] == ["loading {}"]
+    assert found[0]["batches"][0]["modes"]["graphs"]["receipt"]["replays"] == 15
+
+
+def test_without_the_flag_only_the_eager_mode_runs_and_nothing_is_judged(engines):
+    engines.pytester.makepyfile(test_user=GOOD, test_faults=FAULTS)
+    result = engines.run()
+    result.assert_outcomes(passed=6)
+    result.stdout.no_fnmatch_line("*engine modes*")
+
+
+def test_a_faulty_engine_fails_with_the_gate_that_found_it(engines, golden):
+    engines.pytester.makepyfile(test_user=FAULTS)
+    result = engines.measure()
+    result.assert_outcomes(failed=4)
+    assert "src/pytest_cudagraph" not in result.stdout.str()
+    golden("plugin/engine-modes-faults.txt", failure_of(result))
