@@ -36,17 +36,18 @@ def findings_of(found: Mapping[str, Any]) -> list[dict[str, Any]]:
     for test in found["tests"]:
         for each in test["findings"]:
             place = _place(each, found["settings"].get("rootdir"))
-            key = (each["level"], each["id"], place, each["message"], each.get("evidence", ""), each["fix"])
+            remedy = f"accepted: {each['accepted']}" if each.get("accepted") else each["fix"]
+            key = (each["level"], each["id"], place, each["message"], each.get("evidence", ""), remedy)
             tests.setdefault(key, []).append(test["name"])
     shown = [_finding(key, names) for key, names in tests.items()]
     return sorted(shown, key=lambda each: (each["level"] != "error", each["level"] != "warning"))
 
 
 def _finding(key: tuple[Any, ...], names: list[str]) -> dict[str, Any]:
-    level, id_, place, message, evidence, fix = key
-    kind = "bad" if level == "error" else "none"
-    return {"level": level, "id": id_, "place": place, "message": message, "evidence": evidence, "fix": fix,
-            "kind": kind, "tests": _named(names)}  # fmt: skip
+    level, id_, place, message, evidence, remedy = key
+    kind = {"error": "bad", "warning": "warn"}.get(level, "none")
+    return {"level": level, "id": id_, "place": place, "message": message, "evidence": evidence,
+            "remedy": remedy, "kind": kind, "tests": _named(names)}  # fmt: skip
 
 
 def _place(finding: Mapping[str, Any], root: Any) -> str:

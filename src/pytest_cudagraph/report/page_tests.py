@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 _OPEN = 20
 """Failing tests that are unfolded. With more of them a page is read by its table."""
 
-_KINDS = {"passed": "ok", "inconclusive": "warn", "not judged": "none", "no baseline yet": "none"}
+# "missing" is a word of earlier versions.
+_KINDS = {"missing": "none", "passed": "ok", "inconclusive": "warn", "not judged": "none", "no baseline yet": "none"}
 
 FACTS = ("batch", "kernels", "memory", "capture", "noise", "detectable", "blocks", "since saved", "check")
 """The titles of the table of measurements."""

@@ -95,7 +95,7 @@ def speedup_scale(points: Iterable[SpeedupPoint]) -> Callable[[SpeedupPoint], st
         if point.attainable is not None:
             parts.append(_path("a", _diamond(scale.at(point.attainable), "7")))
         parts.append(_path("d", f"M{scale.at(point.estimate)} 7h0"))
-        return f"<svg class=m aria-hidden=true>{''.join(parts)}</svg>"
+        return f"<svg class=m>{''.join(parts)}</svg>"
 
     return mark
 
@@ -161,7 +161,8 @@ def latency_plot(lanes: Sequence[LatencyLane]) -> str:
         thin = "".join(f"M{scale.at(lane.minimum)} {at}H{scale.at(lane.q90)}" for lane, at in own)
         thick = "".join(f"M{scale.at(lane.q25)} {at}H{scale.at(lane.q75)}" for lane, at in own)
         middle = "".join(f"M{scale.at(lane.median)} {at}h0" for lane, at in own)
-        parts.append(f"<g class={arm}>{_path('w', thin)}{_path('q', thick)}{_path('c', middle)}</g>")
+        marks = f'<path d="{thin}"/>{_path("q", thick)}{_path("c", middle)}'
+        parts.append(f"<g class={arm}>{marks}</g>")
     return _svg(bottom + 20, parts)
 
 

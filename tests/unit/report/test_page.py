@@ -66,7 +66,7 @@ def story():
         site=Site(file=f"{ROOT}/model.py", line=12, function="forward"),
         called_from=Site(file=f"{ROOT}/tests/test_model.py", line=4),
     )
-    note = Finding(id="rng", level="note", message="draws random numbers", fix="none needed")
+    note = Finding(id="rng", level="note", message="draws random numbers", fix="none needed", accepted="seeded")
     wrong = judgement(Verdict.WRONG, gate="check", reason="replay differs from eager in output[0]", remedy="fix it")
     unproven = replace(batch().agreement, warnings=("all outputs are zero",), notes=("drawn",), not_compared=("Cache",))
     return [
