@@ -67,13 +67,24 @@ if TYPE_CHECKING:
     from pytest_cudagraph.serving.statistics import FormStatistics, RunnerStatistics
     from pytest_cudagraph.stats import EvidenceRule
     from pytest_cudagraph.tuning import TuningReport, tune
-    from pytest_cudagraph.values import BatchReport, Finding, GraphReport, Judgement, MeasuredBatch, Timing, Verdict
+    from pytest_cudagraph.values import (
+        AuditRule,
+        BatchReport,
+        Finding,
+        GraphReport,
+        Judgement,
+        MeasuredBatch,
+        ReportColumn,
+        Timing,
+        Verdict,
+    )
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Arms",
     "AuditFailed",
+    "AuditRule",
     "BaselineError",
     "BatchReport",
     "Bounds",
@@ -119,6 +130,7 @@ __all__ = [
     "PerfCounterClock",
     "PerfMonitor",
     "ReplayMismatch",
+    "ReportColumn",
     "RevisionError",
     "RunnerStatistics",
     "SlowerThanBase",
@@ -168,7 +180,7 @@ _HOMES = {
         "serving.statistics": "FormStatistics RunnerStatistics",
         "stats": "EvidenceRule",
         "tuning": "TuningReport tune",
-        "values": "BatchReport Finding GraphReport Judgement MeasuredBatch Timing Verdict",
+        "values": "AuditRule BatchReport Finding GraphReport Judgement MeasuredBatch ReportColumn Timing Verdict",
     }.items()
     for name in names.split()
 }

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pytest_cudagraph.session import benchmarks, lifecycle, worker_results
+from pytest_cudagraph.session import benchmarks, hook_specs, lifecycle, worker_results
 from pytest_cudagraph.session.decoding import decode_engine
 from pytest_cudagraph.session.engine_modes import engine_modes
 from pytest_cudagraph.session.fixtures import (
@@ -35,6 +35,10 @@ __all__ = [
     "perf_monitor",
     "tune",
 ]
+
+
+def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
+    pluginmanager.add_hookspecs(hook_specs)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -16,7 +16,7 @@ from pytest_cudagraph.baseline import AnyPath, JsonStore, Key, is_part_of, norma
 from pytest_cudagraph.errors import BaselineError, CudagraphError
 from pytest_cudagraph.foreign import printable, printable_lines, without_credentials
 from pytest_cudagraph.settings.options import Settings
-from pytest_cudagraph.values import DeviceInfo, GraphReport, SavedBatch
+from pytest_cudagraph.values import DeviceInfo, GraphReport, ReportColumn, SavedBatch
 
 _LEFT = ".cudagraph-left"
 """The folder for entries that an object store did not take."""
@@ -73,16 +73,19 @@ def end_run(
     calls: Sequence[Mapping[str, Any]] = (),
     tuned: Sequence[Mapping[str, Any]] = (),
     workloads: Sequence[Mapping[str, Any]] = (),
+    columns: Sequence[ReportColumn] = (),
+    problems: Sequence[str] = (),
 ) -> RunSummary:
     """Write the baseline, the JSON document and the HTML page, and make the summary.
 
     ``saved`` are the entries read at the start, by device. The file of another device is read now. For the document
     there are ``calls``, which ``perf_monitor`` recorded, ``tuned``, which ``--cudagraph-tune`` found, and
     ``workloads``, the tests with that mark.
+    ``columns`` are those of other plugins, and ``problems`` what their hooks raised.
 
     A file that cannot be written is a problem in the summary, not an exception. The other files are still written.
     """
-    summary = _SummaryLines()
+    summary = _SummaryLines(problems=list(problems))
     for device in _devices(reports):
         own_reports = [each for each in reports if each.device == device]
         _end_device(device, own_reports, collected, settings, summary, (saved or {}).get(device))
@@ -96,7 +99,7 @@ def end_run(
         summary.lines += report.rankings(document)
         _write_documents(document, settings, collected.folder, summary)
     return RunSummary(
-        table=tuple(map(printable, report.table(reports))),
+        table=tuple(map(printable, report.table(reports, columns))),
         lines=tuple(map(printable, summary.lines)),
         problems=tuple(map(printable_lines, summary.problems)),
         failed=bool(summary.problems),

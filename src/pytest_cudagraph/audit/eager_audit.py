@@ -6,7 +6,7 @@ their reads in Python. On a CPU it sees copies between devices only where the so
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,7 +23,7 @@ from pytest_cudagraph.inputs import Example
 from pytest_cudagraph.protocols import Backend, Model
 from pytest_cudagraph.sources.syntax import gpu_branches
 from pytest_cudagraph.units import plural
-from pytest_cudagraph.values import Finding
+from pytest_cudagraph.values import AuditRule, Finding
 
 
 def training_note(model: Model, findings: Iterable[Finding]) -> str:
@@ -68,19 +68,21 @@ def audit(
     backend: Backend,
     another: Example | None = None,
     constants: state.Constants = state.NO_CONSTANTS,
+    own_rules: Sequence[AuditRule] = (),
 ) -> Audit:
     """Call the eager model a dozen times and report its hazards by the ids of the catalogue.
 
     ``another`` is an example of another batch size. The rules judge its call too. The model, its inputs and all random
-    generators stay bit-equal. ``constants`` are parameters that calls do not write, and are not copied. The audit skips
-    compiled and scripted models, because they do not run the written code. Exceptions of the model's first call
-    propagate.
+    generators stay bit-equal. ``constants`` are parameters that calls do not write, and are not copied. ``own_rules``
+    judge custom operators, which the audit cannot look into. The audit skips compiled and scripted models, because they
+    do not run the written code. Exceptions of the model's first call propagate.
     """
+    _check_ids("the hazard of an audit rule", [each.hazard for each in own_rules if each.hazard is not None])
     sealed = sorted(set(_sealed_parts(model)))
     if sealed:
         not_judged = tuple(f"{part}. Audit its eager code instead" for part in sealed)
         return Audit(not_judged=not_judged, notes=_notes(model, ()))
-    seen = run_probes(model, example, backend, another, constants)
+    seen = run_probes(model, example, backend, another, constants, {each.operator: each for each in own_rules})
     findings = findings_of(seen)
     not_judged = (*seen.not_judged, *_unseen(seen))
     return Audit(findings=findings, not_judged=not_judged, notes=_notes(model, findings))
@@ -91,9 +93,7 @@ def with_accepted(found: Audit, accepted: Mapping[str, str]) -> Audit:
 
     Raises :class:`~pytest_cudagraph.errors.InputError` for an id that the catalogue does not have.
     """
-    unknown = sorted(set(accepted) - set(CATALOGUE))
-    if unknown:
-        raise InputError(f"accept takes ids of hazards: {', '.join(CATALOGUE)}; found {unknown[0]!r}")
+    _check_ids("accept", accepted)
     findings = tuple(
         replace(each, level="note", accepted=accepted[each.id]) if each.id in accepted else each
         for each in found.findings
@@ -103,6 +103,12 @@ def with_accepted(found: Audit, accepted: Mapping[str, str]) -> Audit:
     ]
     notes += [f"accept names {id_}, which was not found" for id_ in accepted if id_ not in {f.id for f in findings}]
     return replace(found, findings=findings, notes=(*found.notes, *notes))
+
+
+def _check_ids(what: str, ids: Iterable[str]) -> None:
+    for id_ in ids:
+        if id_ not in CATALOGUE:
+            raise InputError(f"{what} takes ids of hazards: {', '.join(CATALOGUE)}; found {id_!r}")
 
 
 def _notes(model: Model, findings: tuple[Finding, ...]) -> tuple[str, ...]:

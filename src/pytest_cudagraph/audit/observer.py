@@ -11,7 +11,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from pytest_cudagraph import pytree
 from pytest_cudagraph.audit.host_calls import HostCallWatch
-from pytest_cudagraph.audit.rule_checks import Operators, RuleChecker, sort_out
+from pytest_cudagraph.audit.rule_checks import NO_RULES, Operators, OwnRules, RuleChecker, sort_out
 from pytest_cudagraph.audit.trace import OutsideMemory, Trace, TracedOperation, storage_of
 from pytest_cudagraph.backends.capture_mode import ObservingMode, hidden_from_compiler, storage_key, tensors_of
 from pytest_cudagraph.backends.placement import HOST_DRAW_TEXT, Placement
@@ -125,9 +125,10 @@ class RuleRecorder(TraceRecorder):
         known: Mapping[int, OutsideMemory],
         kept_alive: list[object],
         placement: Placement | None,
+        own_rules: OwnRules,
     ) -> None:
         super().__init__(backend, known, kept_alive)
-        self._rules = RuleChecker(placement)
+        self._rules = RuleChecker(placement, own_rules)
         self._makers: dict[int | None, int] = {}
         self.watch = HostCallWatch(placement=placement, trace=self.trace)
 
@@ -166,10 +167,10 @@ class RuleRecorder(TraceRecorder):
 class RuleWatch:
     """Records only the operations that the rules refuse or note, and those that make such an operation legal."""
 
-    def __init__(self, placement: Placement | None) -> None:
+    def __init__(self, placement: Placement | None, own_rules: OwnRules = NO_RULES) -> None:
         self.trace = Trace()
         self.operators = Operators()
-        self._rules = RuleChecker(placement)
+        self._rules = RuleChecker(placement, own_rules)
 
     def run(self, func: Any, types: tuple[type, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one operation and judge it."""

@@ -12,6 +12,7 @@ import torch
 from pytest_cudagraph import inputs, pytree, state
 from pytest_cudagraph.audit.host_calls import HostCallWatch
 from pytest_cudagraph.audit.observer import RuleRecorder, RuleWatch, TraceMatcher, TraceRecorder, observing
+from pytest_cudagraph.audit.rule_checks import OwnRules
 from pytest_cudagraph.audit.trace import Origin, OutsideMemory, Trace, storage_of
 from pytest_cudagraph.backends.capture_mode import storage_key
 from pytest_cudagraph.backends.placement import Placement
@@ -34,6 +35,7 @@ class ProbeCall:
     seeded: Any
     registered: frozenset[str]
     """The names of parameters and buffers among the state."""
+    own_rules: OwnRules
     gpu_branches: list[Site] = field(default_factory=list)
     """Lines of the first call that branch on ``is_cuda``, which was false."""
     _of_state: tuple[Held, dict[int, OutsideMemory], list[object]] | None = None
@@ -46,7 +48,7 @@ class ProbeCall:
         """A whole trace with the rules, the changes to containers, and the outputs that lie outside."""
         given = inputs.clone(example)
         known, kept_alive = self._known(given, held)
-        recorder = RuleRecorder(self.backend, known, kept_alive, self._placement(known))
+        recorder = RuleRecorder(self.backend, known, kept_alive, self._placement(known), self.own_rules)
         before = pytree.named_leaves((given.args, given.kwargs))
         output = self._call(given, _both(recorder.watch.watching(), observing(recorder)))
         self.gpu_branches = recorder.watch.gpu_branches
@@ -77,7 +79,7 @@ class ProbeCall:
         """
         given = inputs.clone(example)
         placement = self._placement(self._known(given, held)[0], sees_moves=not by_parts)
-        rules = RuleWatch(placement)
+        rules = RuleWatch(placement, self.own_rules)
         observed = observing(rules, by_parts=rules.operators if by_parts else None)
         if as_on_gpu:
             # Only here: to replace methods of torch.Tensor costs more than a small model's call.

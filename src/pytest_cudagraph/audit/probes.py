@@ -12,6 +12,7 @@ from pytest_cudagraph import inputs, pytree, state
 from pytest_cudagraph.audit.findings import is_explained, refused_in
 from pytest_cudagraph.audit.probe_call import Held, ProbeCall
 from pytest_cudagraph.audit.python_watch import PythonWatch
+from pytest_cudagraph.audit.rule_checks import OwnRules
 from pytest_cudagraph.audit.trace import Generators, ProbeResults, Trace, differences
 from pytest_cudagraph.backends.capture_mode import claims_capture, replaced, storage_key
 from pytest_cudagraph.inputs import Example
@@ -34,7 +35,12 @@ _T = TypeVar("_T")
 
 
 def run_probes(
-    model: Model, example: Example, backend: Backend, another: Example | None, constants: state.Constants
+    model: Model,
+    example: Example,
+    backend: Backend,
+    another: Example | None,
+    constants: state.Constants,
+    own_rules: OwnRules,
 ) -> ProbeResults:
     """Call the model a dozen times. Leave state, inputs and random generators as they were.
 
@@ -46,7 +52,10 @@ def run_probes(
     generators = Generators(backend)
     held = state.live(model, extras=extras)
     registered = _registered(model, held)
-    probe = ProbeCall(model=model, backend=backend, extras=extras, seeded=backend.rng_state(), registered=registered)
+    seeded = backend.rng_state()
+    probe = ProbeCall(
+        model=model, backend=backend, extras=extras, seeded=seeded, registered=registered, own_rules=own_rules
+    )
     with generators.kept(), replaced(claims_capture()):
         try:
             storages = {name: storage_key(tensor) for name, tensor in held.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +15,7 @@ from pytest_cudagraph.backends.capture_mode import storage_key, tensors_of
 from pytest_cudagraph.backends.cpu.operators import Traits, traits_of
 from pytest_cudagraph.backends.placement import HOST_DRAW_TEXT, Placement, tensors_read
 from pytest_cudagraph.hazards import RawFinding
+from pytest_cudagraph.values import AuditRule
 
 _PLAIN = (bool, int, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 """A graph keeps these by value. Generators, storages and functions compare by their class only."""
@@ -42,6 +44,11 @@ class OperatorInfo(NamedTuple):
     is_lift: bool
     makes_legal: bool
     """Whether a refusal at the same line may be legal because of this operation."""
+
+    @property
+    def qualified_name(self) -> str:
+        """``mylib::topk``. Empty for a higher-order operator."""
+        return str(self.func._schema.name) if self.traits is not None else ""
 
     @property
     def parts(self) -> Callable[..., Any] | None:
@@ -122,15 +129,25 @@ def _number_of(tensor: torch.Tensor) -> Any:
     return _read_number(tensor) if tensor.dim() == 0 and storage_key(tensor) is not None else None
 
 
+OwnRules = Mapping[str, AuditRule]
+"""The rules of plugins, by the operator's name with its namespace."""
+
+NO_RULES: OwnRules = MappingProxyType({})
+
+
 class RuleChecker:
     """Judges each operation by its arguments, and by where its tensors lie. ``placement`` is None on a GPU."""
 
-    def __init__(self, placement: Placement | None) -> None:
+    def __init__(self, placement: Placement | None, own_rules: OwnRules = NO_RULES) -> None:
         self._placement = placement
+        self._own_rules = own_rules
         self._draws = HostDraws()
 
     def judge(self, info: OperatorInfo, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> RawFinding | None:
         """The finding of the rules in an operation. It has a line only if that is not the running line."""
+        own = self._own_rules.get(info.qualified_name) if self._own_rules else None
+        if own is not None:
+            return RawFinding(id=own.hazard, text=own.reason, operation=info.short_name) if own.hazard else None
         placement = self._placement
         is_number = None if placement is None else placement.is_number
         found = hazards.judge(info.func, args, kwargs, is_number) if info.is_judged else None

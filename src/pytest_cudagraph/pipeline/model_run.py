@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,7 +21,7 @@ from pytest_cudagraph.pipeline.run_results import RunResults
 from pytest_cudagraph.protocols import Model, ShowProgress
 from pytest_cudagraph.settings.case import Case
 from pytest_cudagraph.units import to_ns
-from pytest_cudagraph.values import GraphReport, Judgement, MeasuredBatch, Timing
+from pytest_cudagraph.values import AuditRule, GraphReport, Judgement, MeasuredBatch, Timing
 
 
 def run_stages(run: ModelRun) -> GraphReport:
@@ -50,6 +50,8 @@ class ModelRun:
     progress: ShowProgress
     against_base: AgainstBase | None = None
     """What ``--cudagraph-base`` measured. None without it."""
+    audit_rules: Sequence[AuditRule] = ()
+    """The rules of other plugins for their own operators."""
     results: RunResults = field(default_factory=RunResults)
     _resources: ExitStack = field(default_factory=ExitStack)
 
@@ -104,7 +106,7 @@ class ModelRun:
         smallest, *others = (self.model.examples[size] for size in sorted(self.model.examples))
         largest = others[-1] if others else None
         backend, constants = self.device_context.backend, self.results.constants
-        found = audit.audit(self.model.eager, smallest, backend, largest, constants)
+        found = audit.audit(self.model.eager, smallest, backend, largest, constants, self.audit_rules)
         found = audit.with_accepted(found, self.case.accept)
         self.results.audit = found
         self.results.judgements += [gate.judge_finding(each) for each in found.findings if each.level == "error"]

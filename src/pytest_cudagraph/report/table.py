@@ -15,6 +15,7 @@ from pytest_cudagraph.values import (
     DeviceInfo,
     GraphReport,
     Interval,
+    ReportColumn,
     SavedBatch,
     Verdict,
     is_emulated,
@@ -62,16 +63,18 @@ class Row:
     min_speedup: float | None = None
     note: str = ""
     """Shown on a line below: why there are no timings, or how the graph changed."""
+    added: tuple[str, ...] = ()
+    """The cells of other plugins' columns."""
 
 
-def table(reports: Iterable[GraphReport]) -> list[str]:
-    """The table of a run: one block per device, under a line that names the device."""
+def table(reports: Iterable[GraphReport], added: Sequence[ReportColumn] = ()) -> list[str]:
+    """The table of a run: one block per device, under a line that names the device. ``added`` are further columns."""
     lines: list[str] = []
     for device, own in by_device(reports).items():
-        rows = [row for report in own for row in rows_of(report)]
+        rows = [row for report in own for row in rows_of(report, added)]
         short = without_common_folder(rows)
         shown = {row.test: other.test for row, other in zip(rows, short, strict=True)}
-        lines += [device, *render(short), *generation_tables(own, shown)]
+        lines += [device, *render(short, added), *generation_tables(own, shown)]
     return lines
 
 
@@ -92,16 +95,17 @@ def without_common_folder(rows: Sequence[Row]) -> list[Row]:
     return [replace(row, test=row.test.removeprefix(f"{folder}/")) for row in rows]
 
 
-def rows_of(report: GraphReport) -> list[Row]:
+def rows_of(report: GraphReport, added: Sequence[ReportColumn] = ()) -> list[Row]:
     """The rows of one report. A model that reached no batch size has one."""
     if report.batches:
-        return [_row(report, batch) for batch in report.batches]
+        return [_row(report, batch, added) for batch in report.batches]
     worst = next((judgement for judgement in report.judgements if judgement.verdict is report.verdict), None)
     word = report.verdict.value.replace("-", " ")
-    return [Row(test=report.name, batch_size=None, word=word, note=worst.reason if worst else "")]
+    note, cells = worst.reason if worst else "", ("-",) * len(added)
+    return [Row(test=report.name, batch_size=None, word=word, note=note, added=cells)]
 
 
-def _row(report: GraphReport, batch: BatchReport) -> Row:
+def _row(report: GraphReport, batch: BatchReport, added: Sequence[ReportColumn]) -> Row:
     timing = None if batch.verdict in UNTIMED else batch.timing
     return Row(
         test=report.name,
@@ -113,7 +117,16 @@ def _row(report: GraphReport, batch: BatchReport) -> Row:
         speedup=timing.speedup if timing else batch.modes.speedup if batch.modes else None,
         min_speedup=batch.min_speedup,
         note=_note(batch),
+        added=tuple(_added_cell(column, report, batch) for column in added),
     )
+
+
+def _added_cell(column: ReportColumn, report: GraphReport, batch: BatchReport) -> str:
+    try:
+        return str(column.cell(report, batch))
+    # The code of another plugin may raise anything. The table is still shown.
+    except Exception as error:
+        return f"<{type(error).__name__}>"
 
 
 def _note(batch: BatchReport) -> str:
@@ -125,10 +138,11 @@ def _note(batch: BatchReport) -> str:
     return next((judgement.reason for judgement in batch.judgements if judgement.gate == "structure"), "")
 
 
-def render(rows: Sequence[Row]) -> list[str]:
+def render(rows: Sequence[Row], added: Sequence[ReportColumn] = ()) -> list[str]:
     """A title line, one line per row, and below each row its note."""
     compiled = any(row.compiled_ns is not None for row in rows)
-    columns = columns_of(compiled)
+    *columns, verdict = columns_of(compiled)
+    columns += [*(Column(title=each.title, right=each.right) for each in added), verdict]
     shown = _named_once(rows)
     cells = [cells_of(row, compiled=compiled, interval=True) for row in shown]
     if not fits(columns, cells, first=_MIN_TEST):
@@ -155,6 +169,7 @@ def cells_of(row: Row, *, compiled: bool, interval: bool) -> list[str]:
         *([_graph_share(row)] if compiled else []),
         _speedup(row.speedup, interval=interval),
         "-" if row.min_speedup is None else factor_text(row.min_speedup),
+        *row.added,
         row.word,
     ]
 

@@ -17,6 +17,7 @@ import pytest
 from pytest_cudagraph import environment, errors
 from pytest_cudagraph.foreign import printable
 from pytest_cudagraph.session.exceptions import depth_of_test, exclusive_call, hide_plugin_frames, outcome_of
+from pytest_cudagraph.session.hook_specs import joined
 from pytest_cudagraph.session.state_keys import BASE, CALL_LOCK, DEVICE_CONTEXTS, OUTCOMES, OWNERS, SETTINGS, marks_of
 from pytest_cudagraph.settings.case import CallSettings, Case, ModelCall, make_case
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from pytest_cudagraph.values import GraphReport
 
 _SHOWN_EVERY_S = 0.1
-"""A measurement reports progress a thousand times a second. Ten lines a second are enough."""
+"""A measurement reports progress a thousand times a second."""
 
 
 class FixtureContext:
@@ -203,7 +204,7 @@ class FixtureContext:
         __tracebackhide__ = True
         from pytest_cudagraph import pipeline
 
-        device_context = self.device_context(case.device)
+        device_context, hook = self.device_context(case.device), self._config.hook
         return pipeline.ModelRun(
             case=case,
             device_context=device_context,
@@ -212,6 +213,7 @@ class FixtureContext:
             compile_timeout_s=self.settings.compile_timeout,
             progress=self.progress,
             against_base=self.against_base,
+            audit_rules=joined(hook.pytest_cudagraph_audit_rules(config=self._config)),
         )
 
     def _run(self, model_run: ModelRun, *stages: Callable[[], None]) -> None:
@@ -225,7 +227,6 @@ class FixtureContext:
         """Where compiled packages are kept: pytest's cache; under ``-p no:cacheprovider`` a folder for this test."""
         cache = getattr(self._config, "cache", None)
         if cache is None:
-            # Windows keeps a loaded library's file; nothing else may stay behind.
             folder = tempfile.TemporaryDirectory(prefix="pytest-cudagraph-", ignore_cleanup_errors=True)
             return Path(self._resources.enter_context(folder))
         try:

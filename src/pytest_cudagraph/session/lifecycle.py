@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_cudagraph.foreign import printable_lines
-from pytest_cudagraph.session import worker_results
+from pytest_cudagraph.session import hook_specs, worker_results
 from pytest_cudagraph.session.state_keys import (
     CALL_LOCK,
     CALLS,
@@ -216,7 +216,9 @@ def end(session: pytest.Session, exitstatus: int) -> None:
         saved = {each.device: each.saved for each in stash[DEVICE_CONTEXTS].values()}
         try:
             others = {"calls": stash[CALLS], "tuned": stash[TUNED], "workloads": list(stash[WORKLOADS].values())}
-            summary = end_run(outcomes, _collected(session, exitstatus), stash[SETTINGS], saved, **others)
+            columns, problems = hook_specs.call_at_end(config, outcomes)
+            collected = _collected(session, exitstatus)
+            summary = end_run(outcomes, collected, stash[SETTINGS], saved, columns=columns, problems=problems, **others)
             summary = github.write_step_summary(outcomes, summary, stash[SETTINGS])
         except KeyboardInterrupt:
             # Other plugins still write their files, such as JUnit's.

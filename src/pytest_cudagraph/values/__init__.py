@@ -5,7 +5,7 @@ nanoseconds (``_ns``), memory in bytes (``_bytes``), ratios are plain factors (`
 """
 
 from pytest_cudagraph.values.engine_modes import EngineMode, EngineModes, ModeFailure, ModeTokens, Stage
-from pytest_cudagraph.values.evidence import Agreement, Assigned, Disagreement, Finding, Level, Receipt, Site
+from pytest_cudagraph.values.evidence import Agreement, Assigned, AuditRule, Disagreement, Finding, Level, Receipt, Site
 from pytest_cudagraph.values.generation import (
     Counted,
     Generation,
@@ -25,6 +25,7 @@ from pytest_cudagraph.values.reports import (
     GraphReport,
     Judgement,
     MinSource,
+    ReportColumn,
     Verdict,
 )
 from pytest_cudagraph.values.saved import (
@@ -52,6 +53,7 @@ from pytest_cudagraph.values.timings import (
 __all__ = [
     "Agreement",
     "Assigned",
+    "AuditRule",
     "BaseComparison",
     "BatchReport",
     "Block",
@@ -90,6 +92,7 @@ __all__ = [
     "Prefill",
     "PrefillBytes",
     "Receipt",
+    "ReportColumn",
     "SavedBatch",
     "Session",
     "Site",

@@ -43,6 +43,18 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AuditRule:
+    """What a capture does with a custom operator. A plugin knows it, the audit cannot look inside."""
+
+    operator: str
+    """Its name with its namespace: ``mylib::topk``."""
+    hazard: str | None = None
+    """The id of the catalogue if CUDA refuses it or a replay would be wrong. None: it is legal in a graph."""
+    reason: str = ""
+    """Shown as the evidence: ``reads its output size on the host``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
     """What was captured for a batch size, and at what cost."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Literal
@@ -150,3 +151,14 @@ class GraphReport:
             if batch.batch_size == batch_size:
                 return batch
         raise KeyError(f"no batch size {batch_size}; there are {[b.batch_size for b in self.batches]}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportColumn:
+    """A column that another plugin adds to the table."""
+
+    title: str
+    cell: Callable[[GraphReport, BatchReport], str]
+    """The text of one row. Where it raises, the cell shows the class of the error."""
+    right: bool = True
+    """Whether it is aligned right, as numbers are."""

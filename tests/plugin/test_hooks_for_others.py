@@ -1,0 +1,79 @@
+"""The hooks for other plugins: a report, a column, and a rule for a custom operator."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
+CONFTEST = f"""
+{PAGE.read_text(encoding="utf-8").partition('title="conftest.py"')[2].partition("```")[0]}
+
+def pytest_unconfigure(config):
+    print("seen", seen)
+"""
+
+TESTS = """
+import torch
+
+
+def test_scale(cudagraph):
+    report = cudagraph(torch.ops.mylib.scale, torch.randn(1, 4), batch_sizes=[1, 2], min_speedup=0.001)
+    assert report.not_judged == ()
+
+
+def test_topk(cudagraph):
+    cudagraph(torch.ops.mylib.topk, torch.randn(1, 4), batch_sizes=[1])
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def operators():
+    """Two operators that no rule of the audit knows."""
+    library = torch.library.Library("mylib", "DEF")
+    for name in ("scale", "topk"):
+        library.define(f"{name}(Tensor x) -> Tensor")
+        library.impl(name, lambda x: x * 2, "CPU")
+    yield
+    library._destroy()
+
+
+def test_a_plugin_sees_reports_adds_columns_and_judges_its_own_operators(project):
+    project.pytester.makeconftest(CONFTEST)
+    project.pytester.makepyfile(test_user=TESTS)
+    result = project.measure()
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(
+        [
+            "E*AuditFailed: test_user.py:*: * [[]dynamic-shape[]]",
+            "E*topk: reads its output size on the host",
+            "test * target *kernels  owner * verdict",
+            "test_u*::test_scale      1 * 0.00x        1  ana * *",
+            "  *       2 * 0.00x        1  <KeyError> *",
+            "test_u*::test_topk * - * not captured",
+            "seen [[]('test_user.py::test_scale', '*'), ('test_user.py::test_topk', 'not-captured')[]]",
+        ]
+    )
+
+
+def test_a_hook_that_raises_fails_the_run_in_one_line_and_the_table_is_shown(project):
+    project.pytester.makeconftest("def pytest_cudagraph_report(config, report): raise KeyError('no such owner')")
+    project.write(plain="cudagraph(Mlp().eval(), torch.randn(1, 16))")
+    result = project.measure()
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(
+        [
+            "test_user.py::test_plain * passed",
+            "a hook pytest_cudagraph_* of another plugin raised KeyError: 'no such owner'",
+        ]
+    )
+
+
+def test_a_rule_for_a_hazard_that_does_not_exist_is_refused(project):
+    project.pytester.makeconftest(CONFTEST.replace('"dynamic-shape"', '"slow"'))
+    project.pytester.makepyfile(test_user=TESTS)
+    result = project.measure("-k", "scale")
+    result.assert_outcomes(failed=1, deselected=1)
+    result.stdout.fnmatch_lines(["E*the hazard of an audit rule takes ids of hazards: *; found 'slow'"])
