@@ -6,12 +6,9 @@ import configparser
 import os
 import pkgutil
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
-
-from pytest_cudagraph.settings.options import OPTIONS
 
 yaml = pytest.importorskip("yaml", reason="PyYAML comes with transformers")
 
@@ -88,19 +85,3 @@ def test_the_walk_names_functions_and_classes_that_exist():
     functions = [name for name in re.findall(r"`([a-z_]+\.[\w.]+)`", walk) if name != "config.stash"]
     assert len(functions) >= 12
     assert [name for name in functions if not callable(pkgutil.resolve_name(f"pytest_cudagraph.{name}"))] == []
-
-
-WORKFLOWS = re.findall(
-    r"^```yaml\n(name: .*?)^```$", (ROOT / "docs" / "ci.md").read_text(encoding="utf-8"), re.M | re.S
-)
-
-
-@pytest.mark.parametrize("text", WORKFLOWS, ids=[text.partition("\n")[0] for text in WORKFLOWS])
-def test_each_workflow_of_the_docs_runs_commands_with_options_that_exist(text):
-    workflow = yaml.safe_load(text)
-    # YAML 1.1 reads the key "on" as true.
-    assert workflow.keys() == {"name", True, "permissions", "jobs"}
-    commands = "\n".join(step["run"] for job in workflow["jobs"].values() for step in job["steps"] if "run" in step)
-    subprocess.run(["bash", "-n"], input=commands, text=True, check=True, timeout=30)
-    assert "pytest --cudagraph" in commands
-    assert set(re.findall(r"--cudagraph[\w-]*", commands)) <= {option.flag for option in OPTIONS}
