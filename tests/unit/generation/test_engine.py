@@ -93,6 +93,50 @@ def test_a_model_of_transformers_generates_as_its_own_generate_does(family, sett
             assert found.receipt.replays == 19
 
 
+@pytest.fixture(scope="module")
+def t5():
+    transformers = pytest.importorskip("transformers", reason="the adapter is for transformers")
+    torch.manual_seed(0)
+    config = transformers.T5Config(
+        vocab_size=96, d_model=32, d_kv=8, d_ff=64, num_layers=1, num_decoder_layers=2, num_heads=4, eos_token_id=None
+    )
+    model = transformers.T5ForConditionalGeneration(config).eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.normal_(0, 0.3) if weight.ndim > 1 else None
+    return model
+
+
+def test_a_decoder_with_cross_attention_attends_to_the_encoder_states_that_it_was_given_last(t5):
+    states, tokens = [torch.randn(2, 7, 32) for _ in range(2)], []
+    with torch.inference_mode():
+        decoder = static_decoder(t5, 40, encoder_states=states[0])
+        with DecodeEngine(decoder, [2]) as engine:
+            for given in states:
+                decoder.attend_to(given)
+                text = prompts(2, 3)
+                for _ in range(12):  # without a cache
+                    logits = t5(decoder_input_ids=text, encoder_outputs=(given,), use_cache=False).logits
+                    text = torch.cat((text, logits[:, -1:].argmax(-1)), 1)
+                found = engine.generate(prompts(2, 3), 12)
+                assert torch.equal(found.tokens, text[:, 3:])
+                assert found.receipt.replays == 11
+                tokens.append(found.tokens)
+    assert not torch.equal(*tokens)
+
+
+def test_encoder_states_of_another_kind_are_one_clear_error(t5):
+    with pytest.raises(
+        InputError, match=r"needs encoder_states, a tensor \(rows, source length, width\); found None: mod"
+    ):
+        static_decoder(t5, 40)
+    decoder = static_decoder(t5, 40, encoder_states=torch.zeros(2, 7, 32))
+    with pytest.raises(InputError, match=r"of one shape, \(2, 7, 32\); found \(2, 8, 32\)"):
+        decoder.attend_to(torch.zeros(2, 8, 32))
+    with pytest.raises(InputError, match="encoder_states has 2 rows; the decoder was called with 4"):
+        check_decoder(decoder, CPU, 4)
+
+
 @pytest.mark.parametrize(
     ("decoder", "message"),
     [
