@@ -29,6 +29,7 @@ from pytest_cudagraph.values import (
     PrefillBytes,
     Receipt,
     SavedBatch,
+    SavedFigure,
     Session,
     Timing,
     TokenAgreement,
@@ -123,7 +124,7 @@ def batch(batch_size: int = 8, *judgements: Judgement, **rest) -> BatchReport:
 def times(ttft_us: float = 900.0, itl_us: float = 60.0) -> GenerationTimes:
     return GenerationTimes(
         generations=5, ttft=latency(ttft_us), itl=latency(itl_us), itl_p99_ns=itl_us * 1250, tpot_ns=itl_us * 1017,
-        tokens_per_second=7.2e6 / itl_us,
+        time_per_token=latency(itl_us / 7.5),
     )  # fmt: skip
 
 
@@ -231,6 +232,15 @@ def sessions(*medians_us: float, reference_us: float | None = None, device: Devi
         )
         for day, median_us in enumerate(medians_us, start=1)
     )
+
+
+def with_figures(entry: SavedBatch, **medians_us: float) -> SavedBatch:
+    """Each session of an entry with these figures of a generation."""
+    figures = {
+        name: SavedFigure(q25_ns=latency(median).q25_ns, median_ns=latency(median).median_ns)
+        for name, median in medians_us.items()
+    }
+    return replace(entry, sessions=tuple(replace(each, figures=figures) for each in entry.sessions))
 
 
 def by_key(*entries: SavedBatch) -> dict[tuple[str, int], SavedBatch]:

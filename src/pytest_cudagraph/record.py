@@ -160,7 +160,9 @@ def _comparison(old: SavedBatch | None, new: SavedBatch | None, max_slowdown: fl
         return "new"
     if old.device.hardware_changes(new.device):
         return "not-comparable"
-    return baseline.change(old, baseline.history(new)[-1]).comparison(max_slowdown)
+    now = baseline.history(new)[-1]
+    figures = [each.comparison(max_slowdown) for each in baseline.figure_changes(old, now).values()]
+    return "slower" if "slower" in figures else baseline.change(old, now).comparison(max_slowdown)
 
 
 def _by_key(reports: Iterable[GraphReport]) -> dict[Key, list[tuple[GraphReport, BatchReport]]]:
@@ -204,6 +206,8 @@ def _blocks(judgement: Judgement) -> bool:
 def saved_batch(report: GraphReport, batch: BatchReport, *, saved_at: str, commit: str = "") -> SavedBatch:
     """The entry of a batch size that was timed on a known device, as one session."""
     timing, receipt = batch.timing, batch.receipt
+    times = batch.generation.times if batch.generation else None
+    figures = times.figures() if times else baseline.NO_FIGURES
     assert timing is not None
     assert report.device is not None
     return SavedBatch(
@@ -217,7 +221,7 @@ def saved_batch(report: GraphReport, batch: BatchReport, *, saved_at: str, commi
         kernel_names=receipt.kernel_names if receipt else {},
         device=report.device,
         saved_at=saved_at,
-        sessions=(baseline.session_of(timing, report.device, date=saved_at[:10], commit=commit),),
+        sessions=(baseline.session_of(timing, report.device, date=saved_at[:10], commit=commit, figures=figures),),
     )
 
 
@@ -232,7 +236,7 @@ def _is_wanted(entry: SavedBatch, saved: SavedBatch | None, update: Update) -> b
 
 
 def _replaces(entry: SavedBatch, saved: SavedBatch, update: Update) -> bool:
-    return update == "all" or not baseline.is_continued(saved, entry)
+    return update == "all" or not baseline.is_continued(saved, entry) or bool(baseline.moved_figures(saved, entry))
 
 
 def _has_other_kernels(batch: BatchReport) -> bool:

@@ -144,6 +144,30 @@ def test_fault(decode_engine, decoder):
     decode_engine(decoder().eval()).greedy(batch_sizes=[2])
 """
 
+SLOWER = """
+import pytest
+from pytest_cudagraph.measure import PerfCounterClock
+from small_decoder import SmallDecoder
+
+class Time:
+    now_ns = 0
+
+def tick(clock):
+    Time.now_ns += 1_000_000
+    return Time.now_ns
+
+class Prefills(SmallDecoder):
+    def forward(self, tokens):
+        Time.now_ns += PREFILL_NS * (tokens.shape[1] > 1)
+        return super().forward(tokens)
+
+@pytest.mark.decode(min_speedup=0.01, prompt_lengths=[4], output_lengths=[6], batch_sizes=[2], max_slowdown=0.1)
+def test_speech(decode_engine, monkeypatch):
+    for reading in ("now_ns", "cpu_time_ns"):
+        monkeypatch.setattr(PerfCounterClock, reading, tick)
+    decode_engine(Prefills().eval()).greedy()
+"""
+
 
 @pytest.fixture
 def decoding(project):
@@ -191,7 +215,7 @@ def test_a_guided_generation_is_gated_shown_and_never_saved(decoding):
             "E *TokenNotAllowed: batch *: every token must be allowed by the mask of its step; row 0, token 0 is *",
             "E *InvalidOutput: batch *: 0 of * completed outputs valid; this test asks for 100%",
             "E *row 0: ValueError: no text is right: 'A'",
-            "E *CaptureFailed: * changed, and no torch operation wrote it *",
+            "E *CaptureFailed: * changed, and no torch operation wrote it*",
             "guided * batch * grammar  valid  cut  mask/row  share * overhead  replays  ties",
             "* choice *2/2 *",
         ]
@@ -202,6 +226,25 @@ def test_a_guided_generation_is_gated_shown_and_never_saved(decoding):
     gates = [each["gate"] for each in run["tests"][1]["batches"][0]["judgements"]]
     assert gates == ["steps", "steps", "mask", "tokens", "validity", "overhead"]
     decoding.run().assert_outcomes(passed=5)
+
+
+def test_a_slower_prefill_fails_by_the_figures_that_it_moved_and_an_update_accepts_it(decoding):
+    for prefill_ms in (20, 60):
+        decoding.pytester.makepyfile(test_user=SLOWER.replace("PREFILL_NS", f"{prefill_ms}_000_000"))
+        result = decoding.measure("--cudagraph-update")
+        result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(
+        ["accepted: *prompt4-output6], batch 2: TTFT 21.0 -> 61.0 ms (+190 %), time", "  per token *"]
+    )
+    (last,) = json.loads(decoding.baseline.read_text())["benchmarks"][1]["extra_info"]["cudagraph"]["sessions"][1:]
+    assert last["figures"]["ttft"] == {"median": 0.061, "q1": 0.061}
+    decoding.pytester.makepyfile(test_user=SLOWER.replace("PREFILL_NS", "90_000_000"))
+    result = decoding.measure()
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        ["E *SlowerThanBaseline: batch 2: TTFT is 49 % slower than the baseline *(median 61.0 -> 91.0 ms, *"]
+    )
+    result.stdout.no_fnmatch_line("*ITL is * slower*")
 
 
 def test_without_the_flag_each_decoder_generates_once_and_nothing_is_judged(decoding):

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.facts import CPU, H200, batch, judgement, latency, report, saved, sessions, timing
+from tests.facts import CPU, H200, batch, judgement, latency, report, saved, sessions, timing, with_figures
 
 from pytest_cudagraph.baseline import JsonStore
 from pytest_cudagraph.cli import main
@@ -50,7 +50,8 @@ def write(folder, *entries, device=H200):
 @pytest.fixture
 def folder(workplace):
     made = workplace / ".cudagraph"
-    write(made, saved(MLP, 1), saved(MLP, 8, compiled=latency(80.0)), saved(GPT, 8, kernels=None))
+    generated = with_figures(saved(GPT, 8, kernels=None), ttft=900.0, itl=60.5, time_per_token=50.0)
+    write(made, saved(MLP, 1), saved(MLP, 8, compiled=latency(80.0)), generated)
     write(made, saved(GPT, 1, device=CPU), device=CPU)
     return made
 
@@ -195,8 +196,18 @@ MORE = saved(kernels=62, kernel_names={"aten.mul": 57, "aten.bmm": 5})
 
 
 def test_compare_reads_as_reviewed(said, two, golden):
-    old = [saved("same"), saved("busy"), saved(GPT), saved(MLP), saved("gone"), saved("gpu", eager=latency(500.0))]
+    speech = with_figures(saved("speech"), ttft=900.0, itl=60.5, time_per_token=50.0)
+    old = [
+        speech,
+        saved("same"),
+        saved("busy"),
+        saved(GPT),
+        saved(MLP),
+        saved("gone"),
+        saved("gpu", eager=latency(500.0)),
+    ]
     new = [
+        with_figures(saved("speech"), ttft=1350.0, itl=60.5, time_per_token=62.5),
         saved("same"),
         replace(UNCERTAIN, name="busy", sessions=(replace(*sessions(68.0, reference_us=100.0), unrest_log=0.4),)),
         saved(GPT, replay=latency(72.0), eager=latency(119.0)),

@@ -7,7 +7,7 @@ import pytest
 from tests import facts
 
 from pytest_cudagraph import gate
-from pytest_cudagraph.baseline import latency_change
+from pytest_cudagraph.baseline import figure_changes, history, latency_change, session_of
 from pytest_cudagraph.errors import CaptureRefusal, CudagraphError
 from pytest_cudagraph.gate import judge_agreement, judge_capture, refused
 from pytest_cudagraph.values import (
@@ -328,8 +328,24 @@ BASELINES = {
 # fmt: on
 
 
+def figures(entry, **rest):
+    """Judge three figures: one as fast, one slower, one in doubt."""
+    found = facts.with_figures(replace(entry, sessions=history(entry)), itl=60.0, time_per_token=50.0, ttft=900.0)
+    now = {"itl": latency(60.2), "time_per_token": latency(56.0), "ttft": latency(1200.0)}
+    batch = measured(PASSED, baseline=found, device=H200, **rest)
+    changes = figure_changes(found, session_of(PASSED, H200, figures=now))
+    return gate.judge_figures(replace(batch, figure_changes=changes), 0.10)
+
+
+def test_a_figure_of_generations_fails_if_it_is_slower_with_confidence_and_only_then():
+    assert [each.verdict.value for each in figures(saved())] == ["passed", "passed", "failed"]
+    assert [each.verdict.value for each in figures(saved(), disturbance="shared")] == ["passed"] * 3
+    assert figures(saved(), why_not="shown") == figures(saved(), replaces_saved=True) == ()
+
+
 def test_every_word_of_the_baseline_gate(golden):
     lines = [f"[{case}] {comparison}\n{text(found)}" for case, (found, comparison) in BASELINES.items()]
+    lines += [f"[figure]\n{text(found)}" for found in figures(saved())]
     golden("gate_baseline.txt", "\n\n".join(lines))
 
 

@@ -7,10 +7,20 @@ keeps the last sessions, and a new session is compared with their prediction bou
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
-from pytest_cudagraph.values import DeviceInfo, Latency, LatencyChange, NoBaseline, SavedBatch, Session, Timing
+from pytest_cudagraph.values import (
+    DeviceInfo,
+    Latency,
+    LatencyChange,
+    NoBaseline,
+    SavedBatch,
+    SavedFigure,
+    Session,
+    Timing,
+)
 
 KEPT = 10
 """Sessions per entry. With 10 the bound is 7 % wider than with infinitely many."""
@@ -63,10 +73,24 @@ _ALIKE_LOG = 0.005
 
 _ARM_MOVED_LOG = 2 * PRIOR_SPREAD
 
+NO_FIGURES: Mapping[str, Latency] = MappingProxyType({})
 
-def session_of(timing: Timing, device: DeviceInfo, *, date: str = "", commit: str = "") -> Session:
-    """What a baseline keeps of a measurement."""
-    return session_of_arm(timing.replay, timing.reference, device.software, date=date, commit=commit)
+
+def session_of(
+    timing: Timing,
+    device: DeviceInfo,
+    *,
+    date: str = "",
+    commit: str = "",
+    figures: Mapping[str, Latency] = NO_FIGURES,
+) -> Session:
+    """What a baseline keeps of a measurement, and of the figures of generations."""
+    session = session_of_arm(timing.replay, timing.reference, device.software, date=date, commit=commit)
+    saved = {
+        name: SavedFigure(q25_ns=each.q25_ns, median_ns=each.median_ns, unrest_log=_beyond_rest_log(each))
+        for name, each in figures.items()
+    }
+    return replace(session, figures=saved)
 
 
 def session_of_arm(
@@ -119,6 +143,22 @@ def change_of_sessions(sessions: Sequence[Session], now: Session) -> LatencyChan
     as_it_is = _least_change(divisible, now, divided=False)
     least = _nearer(found, replace(as_it_is, margin_log=found.margin_log, spread=found.spread))
     return replace(least, apart_log=max(found.log_ratio - least.log_ratio, 0.0))
+
+
+def figure_changes(saved: SavedBatch, now: Session) -> dict[str, LatencyChange]:
+    """Compare each figure of a session with those of ``saved`` that have it, as :func:`change` compares the replay."""
+    found = {}
+    for name in now.figures:
+        sessions = tuple(_as_replay(each, name) for each in history(saved) if name in each.figures)
+        if sessions:
+            found[name] = change(replace(saved, sessions=sessions), _as_replay(now, name))
+    return found
+
+
+def _as_replay(session: Session, name: str) -> Session:
+    figure = session.figures[name]
+    unrest_log = max(session.unrest_log, figure.unrest_log)
+    return replace(session, q25_ns=figure.q25_ns, median_ns=figure.median_ns, unrest_log=unrest_log)
 
 
 def _least_change(sessions: Sequence[Session], now: Session, *, divided: bool) -> LatencyChange:
@@ -203,8 +243,17 @@ def is_continued(saved: SavedBatch, new: SavedBatch) -> bool:
         return False
     if (saved.compiled is None) != (new.compiled is None):
         return False
-    found = change(saved, history(new)[-1])
+    return _is_within(change(saved, history(new)[-1]))
+
+
+def _is_within(found: LatencyChange) -> bool:
     return abs(found.log_ratio) + found.apart_log <= found.margin_log - found.unrest_log
+
+
+def moved_figures(saved: SavedBatch, new: SavedBatch) -> dict[str, LatencyChange]:
+    """The figures of generations that are not those of unchanged code. Their history begins anew."""
+    changes = figure_changes(saved, history(new)[-1])
+    return {name: each for name, each in changes.items() if not _is_within(each)}
 
 
 def continued(saved: SavedBatch, new: SavedBatch) -> SavedBatch:
@@ -214,8 +263,17 @@ def continued(saved: SavedBatch, new: SavedBatch) -> SavedBatch:
     """
     if not is_continued(saved, new):
         return new
-    sessions = (*history(saved), *history(new))[-KEPT:]
+    sessions = (*_without_moved(saved, new), *history(new))[-KEPT:]
     return replace(new if arms_moved(saved, new) else saved, sessions=sessions)
+
+
+def _without_moved(saved: SavedBatch, new: SavedBatch) -> list[Session]:
+    """The sessions of ``saved`` without the figures that begin anew."""
+    moved = moved_figures(saved, new)
+    return [
+        replace(each, figures={name: figure for name, figure in each.figures.items() if name not in moved})
+        for each in history(saved)
+    ]
 
 
 def by_age(one: SavedBatch, other: SavedBatch) -> tuple[SavedBatch, SavedBatch]:
@@ -229,7 +287,7 @@ def joined(older: SavedBatch, newer: SavedBatch) -> SavedBatch:
     if not is_continued(older, newer):
         return newer
     # A session that both files hold is one session.
-    sessions = dict.fromkeys((*history(older), *history(newer)))
+    sessions = dict.fromkeys((*_without_moved(older, newer), *history(newer)))
     return replace(newer, sessions=tuple(sorted(sessions, key=lambda each: each.date)[-KEPT:]))
 
 

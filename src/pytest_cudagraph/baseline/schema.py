@@ -15,7 +15,7 @@ from pytest_cudagraph.baseline import fields
 from pytest_cudagraph.baseline.history import history
 from pytest_cudagraph.baseline.names import Key
 from pytest_cudagraph.errors import BaselineError
-from pytest_cudagraph.values import Interval, Latency, SavedBatch, Session
+from pytest_cudagraph.values import Interval, Latency, SavedBatch, SavedFigure, Session
 
 SCHEMA = 2
 """Raised whenever an older release could misread what is written. Schema 1 knew no sessions; it is read as one."""
@@ -137,8 +137,25 @@ def _session(found: Mapping[str, Any]) -> Session:
         median_ns=fields.nanoseconds(found, "median"),
         reference_q25_ns=fields.nanoseconds(found, "reference_q1") if "reference" in found else None,
         reference_median_ns=fields.nanoseconds(found, "reference") if "reference" in found else None,
-        unrest_log=fields.number(found, "unrest") if "unrest" in found else 0.0,
+        unrest_log=_unrest(found),
+        figures=_figures(fields.mapping(found, "figures")) if "figures" in found else {},
     )
+
+
+def _figures(found: Mapping[str, Any]) -> dict[str, SavedFigure]:
+    return {name: _figure(fields.mapping(found, name)) for name in found}
+
+
+def _figure(found: Mapping[str, Any]) -> SavedFigure:
+    return SavedFigure(
+        q25_ns=fields.nanoseconds(found, "q1"),
+        median_ns=fields.nanoseconds(found, "median"),
+        unrest_log=_unrest(found),
+    )
+
+
+def _unrest(found: Mapping[str, Any]) -> float:
+    return fields.number(found, "unrest") if "unrest" in found else 0.0
 
 
 def _latency(record: Mapping[str, Any]) -> Latency:

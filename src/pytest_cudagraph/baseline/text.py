@@ -18,7 +18,7 @@ from pytest_cudagraph.baseline import fields
 from pytest_cudagraph.baseline.history import history
 from pytest_cudagraph.baseline.names import Key, last_part, parametrized
 from pytest_cudagraph.baseline.schema import SCHEMA, Content
-from pytest_cudagraph.values import DeviceInfo, Latency, SavedBatch, Session
+from pytest_cudagraph.values import DeviceInfo, Latency, SavedBatch, SavedFigure, Session
 
 _SCHEMA_OF = "4.0.0"
 """The oldest pytest-benchmark with these fields; its files name their writer under ``version``."""
@@ -179,9 +179,23 @@ def _session_text(session: Session) -> str:
         unrest = f', "unrest": {fields.digits(session.unrest_log)}'
     return (
         f'{{"commit": {encode_basestring(session.commit)}, "date": {encode_basestring(session.date)}, '
-        f'"median": {fields.seconds_text(session.median_ns)}, "q1": {fields.seconds_text(session.q25_ns)}, '
-        f'{reference}"software": {encode_basestring(session.software)}{unrest}}}'
+        f'{_figures_text(session.figures)}"median": {fields.seconds_text(session.median_ns)}, '
+        f'"q1": {fields.seconds_text(session.q25_ns)}, {reference}'
+        f'"software": {encode_basestring(session.software)}{unrest}}}'
     )
+
+
+def _figures_text(figures: Mapping[str, SavedFigure]) -> str:
+    if not figures:
+        return ""
+    found = ", ".join(f"{encode_basestring(name)}: {_figure_text(each)}" for name, each in sorted(figures.items()))
+    return f'"figures": {{{found}}}, '
+
+
+def _figure_text(figure: SavedFigure) -> str:
+    unrest = f', "unrest": {fields.digits(figure.unrest_log)}' if figure.unrest_log else ""
+    median, q25 = fields.seconds_text(figure.median_ns), fields.seconds_text(figure.q25_ns)
+    return f'{{"median": {median}, "q1": {q25}{unrest}}}'
 
 
 def _stats(latency: Latency) -> dict[str, Any]:

@@ -15,13 +15,21 @@ from pytest_cudagraph.gate.engine_modes import (
 )
 from pytest_cudagraph.gate.generation import judge_bytes, judge_chunks, judge_lookup, judge_steps, judge_tokens
 from pytest_cudagraph.gate.guided import judge_mask, judge_outputs, judge_overhead
-from pytest_cudagraph.gate.latency import change_interval_text, judge_baseline, replaced_text, sessions_text
+from pytest_cudagraph.gate.latency import (
+    FIGURES,
+    change_interval_text,
+    judge_baseline,
+    judge_figures,
+    replaced_text,
+    sessions_text,
+)
 from pytest_cudagraph.gate.outcomes import judge_agreement, judge_capture, judge_compile_failure, judge_finding, refused
 from pytest_cudagraph.gate.speedup import judge_speedup
 from pytest_cudagraph.gate.structure import judge_structure
 
 __all__ = [
     "FELL_BACK",
+    "FIGURES",
     "change_interval_text",
     "falls_back",
     "judge_agreement",
@@ -32,6 +40,7 @@ __all__ = [
     "judge_compile_failure",
     "judge_engine",
     "judge_fallback",
+    "judge_figures",
     "judge_finding",
     "judge_lookup",
     "judge_mask",

@@ -41,6 +41,31 @@ def judge_baseline(batch: MeasuredBatch, max_slowdown: float) -> tuple[Judgement
     return _compared(batch, saved, batch.device, batch.change, max_slowdown)
 
 
+FIGURES = {"ttft": "TTFT", "itl": "ITL", "time_per_token": "time per token"}
+
+
+def judge_figures(batch: MeasuredBatch, max_slowdown: float) -> tuple[Judgement, ...]:
+    """Judge each figure of generations that the entry has. Failed if it is slower with confidence, else passed.
+
+    A run has few generations. So a doubt is shown, and is no verdict of its own.
+    """
+    if batch.replaces_saved or batch.why_not_judged or batch.device is None or isinstance(batch.saved, NoBaseline):
+        return ()
+    found = []
+    for name, change in batch.figure_changes.items():
+        comparison = change.comparison(max_slowdown)
+        is_slower = comparison == "slower" and not batch.disturbance
+        judgement = Judgement(
+            gate="baseline",
+            verdict=Verdict.FAILED if is_slower else Verdict.PASSED,
+            reason=_reason(comparison, change, max_slowdown, FIGURES[name]),
+            evidence=_evidence(batch, batch.saved, batch.device, change),
+            remedy=_ACCEPT if is_slower else "",
+        )
+        found.append(judgement)
+    return tuple(found)
+
+
 def _compared(
     batch: MeasuredBatch, saved: SavedBatch, device: DeviceInfo, change: LatencyChange, max_slowdown: float
 ) -> tuple[Judgement, Comparison]:
@@ -104,7 +129,7 @@ def _has_other_kernels(baseline: SavedBatch, receipt: Receipt | None) -> bool:
     return receipt is not None and bool(changes_text(baseline.kernel_names, receipt.kernel_names))
 
 
-def _reason(comparison: Comparison, change: LatencyChange, max_slowdown: float) -> str:
+def _reason(comparison: Comparison, change: LatencyChange, max_slowdown: float, subject: str = "replay") -> str:
     found = f"{change.what} {change_text(change.before_ns, change.after_ns)}"
     relative = ""
     if change.reference_ns is not None:
@@ -112,14 +137,14 @@ def _reason(comparison: Comparison, change: LatencyChange, max_slowdown: float) 
         found += f", reference workload {change_text(*change.reference_ns)}"
     size = percent_text(abs(math.expm1(change.log_ratio)))
     if comparison == "same":
-        return f"replay is as fast as in the baseline{relative} ({found})"
+        return f"{subject} is as fast as in the baseline{relative} ({found})"
     if comparison == "faster":
         gain = percent_text(math.expm1(-change.log_ratio))
-        return f"replay is {gain} faster than the baseline{relative} ({found})"
+        return f"{subject} is {gain} faster than the baseline{relative} ({found})"
     interval = change_interval_text(change)
     direction = "slower" if change.log_ratio > 0 else "faster"
     allowed = f"this test allows {percent_text(max_slowdown)}"
-    return f"replay is {size} {direction} than the baseline{relative} ({found}; {interval}); {allowed}"
+    return f"{subject} is {size} {direction} than the baseline{relative} ({found}; {interval}); {allowed}"
 
 
 def change_interval_text(change: LatencyChange) -> str:
@@ -186,17 +211,19 @@ def replaced_text(saved: SavedBatch, new: SavedBatch) -> str:
     kernels = _kernels_text(saved, new)
     alike = {name: getattr(saved, name) for name in ("kernels", "kernel_names", "device", "compiled")}
     has_moved = not baselines.is_continued(saved, replace(new, **alike))
-    return f"{_latency_text(change)}{kernels}" if has_moved or kernels else ""
+    texts = [f"{_latency_text(change)}{kernels}"] if has_moved or kernels else []
+    texts += [_latency_text(each, FIGURES[name]) for name, each in baselines.moved_figures(saved, new).items()]
+    return ", ".join(texts)
 
 
-def _latency_text(change: LatencyChange) -> str:
+def _latency_text(change: LatencyChange, subject: str = "replay") -> str:
     raw = change.after_ns / change.before_ns
     moved = signed_text(raw)
     if abs(math.log(raw) - change.log_ratio) > _ALIKE_LOG:
         moved += f"; {signed_text(math.exp(change.log_ratio))} relative to the reference workload"
     # Tables show medians. Another statistic is named, because the two may differ.
     named = "" if change.what == "median" else f"{change.what} "
-    return f"replay {named}{change_text(change.before_ns, change.after_ns)} ({moved})"
+    return f"{subject} {named}{change_text(change.before_ns, change.after_ns)} ({moved})"
 
 
 def _kernels_text(saved: SavedBatch, new: SavedBatch) -> str:

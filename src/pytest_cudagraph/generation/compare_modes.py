@@ -194,11 +194,11 @@ def _with_times(run: ModeRun) -> EngineMode:
         return run.mode
     stamps = [[_stamps(row) for row in generation] for generation in run.generations]
     times = summary([row for generation in stamps for row in generation], 1)
-    rates = [_tokens_per_second(generation) for generation in run.generations]
+    per_token_ns = [_time_per_token_ns(generation) for generation in run.generations]
     medians_ns = tuple(summaries.median([gap for row in generation for gap in row.itl_ns]) for generation in stamps)
     return replace(
         run.mode,
-        times=replace(times, generations=len(stamps), tokens_per_second=summaries.median(rates)),
+        times=replace(times, generations=len(stamps), time_per_token=summaries.latency_summary(per_token_ns)),
         itl_medians_ns=medians_ns,
     )
 
@@ -207,11 +207,10 @@ def _stamps(row: RowStamps) -> Stamps:
     return Stamps(start_ns=row.start_ns, tokens_ns=row.stamps_ns)
 
 
-def _tokens_per_second(generation: Sequence[RowStamps]) -> float:
-    """All tokens of a generation, over the time from its request to its last token."""
+def _time_per_token_ns(generation: Sequence[RowStamps]) -> float:
+    """The time from the request of a generation to its last token, over all of its tokens."""
     last = max(generation, key=lambda row: row.stamps_ns[-1])
-    tokens = sum(len(row.tokens) for row in generation)
-    return _stamps(last).tokens_per_second(1) * tokens / len(last.tokens)
+    return (last.stamps_ns[-1] - last.start_ns) / sum(len(row.tokens) for row in generation)
 
 
 def _speedup(eager_ns: Sequence[float], graphs_ns: Sequence[float]) -> Interval | None:

@@ -97,12 +97,13 @@ class GreedyRun:
         timing = per_step(timing, steps.steps)
         graph = self.engine.graph(rows)
         receipt = replace(graph.receipt, replays=graph.replays)
-        batch = self.device_context.measured_batch(case.name, size, timing, receipt)
+        batch = self.device_context.measured_batch(case.name, size, timing, receipt, times.figures())
         latency, comparison = gate.judge_baseline(batch, case.max_slowdown)
         judgements: tuple[Judgement, ...] = (
             gate.judge_structure(batch, None),
             gate.judge_speedup(batch, budget.min_speedup),
             latency,
+            *gate.judge_figures(batch, case.max_slowdown),
         )
         return replace(
             report,

@@ -13,7 +13,6 @@ from pytest_cudagraph.generation.engine import DecodeEngine, Step, call_decoder
 from pytest_cudagraph.measure import Arms
 from pytest_cudagraph.pipeline.device_context import DeviceContext
 from pytest_cudagraph.stats import summaries
-from pytest_cudagraph.units import NS_PER_S
 from pytest_cudagraph.values import GenerationTimes, Latency, Medians, Timing
 
 STEPS_PER_SAMPLE = 8
@@ -49,9 +48,9 @@ class Stamps:
         """Time per output token: ``(latency - TTFT) / (tokens - 1)``, one number per generation."""
         return (self.tokens_ns[-1] - self.tokens_ns[0]) / (len(self.tokens_ns) - 1)
 
-    def tokens_per_second(self, rows: int) -> float:
-        """``rows * tokens / duration``. The duration includes the prefill."""
-        return rows * len(self.tokens_ns) / (self.tokens_ns[-1] - self.start_ns) * NS_PER_S
+    def time_per_token_ns(self, rows: int) -> float:
+        """``duration / (rows * tokens)``. The duration includes the prefill."""
+        return (self.tokens_ns[-1] - self.start_ns) / (rows * len(self.tokens_ns))
 
 
 def summary(generations: Sequence[Stamps], rows: int) -> GenerationTimes:
@@ -63,7 +62,7 @@ def summary(generations: Sequence[Stamps], rows: int) -> GenerationTimes:
         itl=summaries.latency_summary(gaps_ns),
         itl_p99_ns=summaries.quantile(gaps_ns, 0.99),
         tpot_ns=summaries.median([each.tpot_ns for each in generations]),
-        tokens_per_second=summaries.median([each.tokens_per_second(rows) for each in generations]),
+        time_per_token=summaries.latency_summary([each.time_per_token_ns(rows) for each in generations]),
     )
 
 

@@ -12,7 +12,16 @@ import torch
 
 from pytest_cudagraph import device
 from pytest_cudagraph.backends import open_backend
-from pytest_cudagraph.baseline import AnyPath, JsonStore, json_files, latency_change, read
+from pytest_cudagraph.baseline import (
+    NO_FIGURES,
+    AnyPath,
+    JsonStore,
+    figure_changes,
+    json_files,
+    latency_change,
+    read,
+    session_of,
+)
 from pytest_cudagraph.errors import BaselineError, CudagraphError
 from pytest_cudagraph.measure import PerfCounterClock, measure_arms
 from pytest_cudagraph.protocols import Backend, CapturedGraph, Clock, GraphPool
@@ -180,15 +189,21 @@ class DeviceContext:
         alike = [entry for entry in others if entry.device.kind == self.device.kind == "cpu"]
         return max(alike, key=lambda entry: entry.saved_at, default=None)
 
-    def measured_batch(self, name: str, batch_size: int, timing: Timing, receipt: Receipt) -> MeasuredBatch:
+    def measured_batch(
+        self, name: str, batch_size: int, timing: Timing, receipt: Receipt, figures: Mapping[str, Latency] = NO_FIGURES
+    ) -> MeasuredBatch:
         """A measurement with what is saved of the same test, compared once for all gates."""
         saved = self.find_saved(name, batch_size)
+        change, changes = latency_change(saved, timing, self.device), {}
+        if change is not None and isinstance(saved, SavedBatch):
+            changes = figure_changes(saved, session_of(timing, self.device, figures=figures))
         return MeasuredBatch(
             timing=timing,
             receipt=receipt,
             device=self.device,
             saved=saved,
-            change=latency_change(saved, timing, self.device),
+            change=change,
+            figure_changes=changes,
             replaces_saved=self.replaces,
             why_not_judged=self.why_not_judged,
             update_option=self.update_option,

@@ -35,6 +35,7 @@ from pytest_cudagraph.values.saved import (
     MeasuredBatch,
     NoBaseline,
     SavedBatch,
+    SavedFigure,
     Session,
 )
 from pytest_cudagraph.values.timings import (
@@ -94,6 +95,7 @@ __all__ = [
     "Receipt",
     "ReportColumn",
     "SavedBatch",
+    "SavedFigure",
     "Session",
     "Site",
     "Stage",

@@ -74,8 +74,17 @@ class GenerationTimes:
     """Shown only. A few hundred gaps cannot decide about it."""
     tpot_ns: float
     """Time per output token, the median of the generations."""
-    tokens_per_second: float
-    """Of all rows, with the prefill. The median of the generations."""
+    time_per_token: Latency
+    """``duration / (rows * tokens)`` of each generation. The duration includes the prefill."""
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of all rows: 1 / the median time per token."""
+        return 1e9 / self.time_per_token.median_ns
+
+    def figures(self) -> dict[str, Latency]:
+        """What a baseline keeps."""
+        return {"ttft": self.ttft, "itl": self.itl, "time_per_token": self.time_per_token}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

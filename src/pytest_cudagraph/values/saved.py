@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from pytest_cudagraph.values.evidence import Receipt
@@ -12,6 +12,16 @@ from pytest_cudagraph.values.timings import DeviceInfo, Interval, Latency, Timin
 
 Comparison = Literal["same", "faster", "slower", "uncertain", "new", "not-comparable", "off"]
 """A measurement beside the saved baseline; ``off``: no comparison was wanted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedFigure:
+    """A figure of one session beside the replay. Larger is slower."""
+
+    q25_ns: float
+    median_ns: float
+    unrest_log: float = 0.0
+    """As :attr:`Session.unrest_log`, of this figure's own samples."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +40,8 @@ class Session:
     reference_median_ns: float | None = None
     unrest_log: float = 0.0
     """How much wider the quartiles of reference or replay were than on an idle machine, as a log-ratio."""
+    figures: Mapping[str, SavedFigure] = field(default_factory=dict, hash=False)
+    """Of a generation: ``itl``, ``time_per_token``, ``ttft``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +138,8 @@ class MeasuredBatch:
     saved: SavedBatch | NoBaseline = NoBaseline(comparison="off", reason="no baseline is used")
     change: LatencyChange | None = None
     """The replay compared with ``saved``. None without an entry of the same hardware."""
+    figure_changes: Mapping[str, LatencyChange] = field(default_factory=dict)
+    """The same for each figure of a generation that the entry has."""
     replaces_saved: bool = False
     """Whether the run replaces saved entries on request. Then no gate compares with them."""
     why_not_judged: str = ""

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 from pytest_benchmark import cli
-from tests.facts import H200, by_key, latency, saved, sessions
+from tests.facts import H200, by_key, latency, saved, sessions, with_figures
 
 from pytest_cudagraph.baseline import Content, parse, text_of
 from pytest_cudagraph.baseline.text import machine_info
@@ -49,6 +49,16 @@ def test_a_restless_session_is_read_as_it_was():
     assert '"unrest": 0.25' in text(entries)
     assert parse(text(entries), "a.json").entries == entries
     assert "unrest" not in text(by_key(saved(sessions=(session,))))
+
+
+def test_the_figures_of_generations_stand_in_the_line_of_their_session():
+    entries = by_key(with_figures(saved(sessions=sessions(60.0, 60.4)), ttft=900.0, itl=61.0))
+    session = entries["tests/test_a.py::test_a", 8].sessions[0]
+    restless = replace(session.figures["itl"], unrest_log=0.25)
+    entries = by_key(saved(sessions=(replace(session, figures={**session.figures, "itl": restless}),)))
+
+    assert '"figures": {"itl": {"median": 6.1e-05, "q1": 6.039e-05, "unrest": 0.25}, "ttft": {' in text(entries)
+    assert parse(text(entries), "a.json").entries == entries
 
 
 def test_a_commit_may_be_called_anything():
@@ -242,6 +252,14 @@ AGAIN = "restore the file, or remove the records of this entry"
         (
             lambda d: ours(d).update(saved_at=None),
             f"{PLACE} is damaged (saved_at must be a text, not None); {AGAIN}",
+        ),
+        (
+            lambda d: ours(d)["sessions"][0].update(figures={"itl": {"median": 1e-3}}),
+            f"{PLACE} is damaged (no 'q1'); {AGAIN}",
+        ),
+        (
+            lambda d: ours(d)["sessions"][0].update(figures={"itl": 1e-3}),
+            f"{PLACE} is damaged (itl must be a mapping, not 0.001); {AGAIN}",
         ),
         (
             lambda d: ours(d).update(batch_size=0),

@@ -7,9 +7,19 @@ from dataclasses import replace
 
 import pytest
 from scipy import stats as scipy_stats
-from tests.facts import CPU, H200, latency, saved, sessions, timing
+from tests.facts import CPU, H200, latency, saved, sessions, timing, with_figures
 
-from pytest_cudagraph.baseline import ENOUGH, KEPT, change, continued, history, is_continued, session_of
+from pytest_cudagraph.baseline import (
+    ENOUGH,
+    KEPT,
+    change,
+    continued,
+    figure_changes,
+    history,
+    is_continued,
+    moved_figures,
+    session_of,
+)
 from pytest_cudagraph.baseline.history import _NORMAL_QUANTILE, _T_QUANTILES, LEAST_SPREAD, PRIOR_SPREAD
 from pytest_cudagraph.values import SavedBatch
 
@@ -188,6 +198,25 @@ def test_a_session_that_found_the_same_is_added():
     assert [session.median_ns for session in entry.sessions] == [60_000.0, 60_500.0, 60_200.0]
     # The latencies are those of before: a diff of one line.
     assert entry.replay == saved().replay
+
+
+def test_a_figure_that_moved_begins_its_own_history_anew():
+    before = with_figures(saved(sessions=sessions(60.0, 60.5)), itl=61.0, ttft=900.0)
+    now = with_figures(recorded(60.2), itl=61.5, ttft=1200.0)
+
+    assert list(moved_figures(before, now)) == ["ttft"]
+    assert [sorted(each.figures) for each in continued(before, now).sessions] == [["itl"], ["itl"], ["itl", "ttft"]]
+    assert figure_changes(before, now.sessions[0])["ttft"].comparison(0.10) == "slower"
+    assert figure_changes(saved(), now.sessions[0]) == {}
+
+
+def test_a_disturbed_figure_widens_its_own_margin_only():
+    before, now = (with_figures(saved(sessions=sessions(60.0)), itl=61.0, ttft=900.0) for _ in range(2))
+    (session,) = now.sessions
+    figures = {**session.figures, "itl": replace(session.figures["itl"], unrest_log=0.5)}
+    found = figure_changes(before, replace(session, figures=figures))
+
+    assert found["itl"].margin_log == pytest.approx(found["ttft"].margin_log + 0.4 * 0.5)
 
 
 def test_only_the_last_sessions_are_kept():

@@ -14,7 +14,7 @@ def test_ttft_itl_tpot_and_tokens_per_second_follow_their_formulas():
     stamps = Stamps(start_ns=1_000, tokens_ns=[5_000, 6_000, 8_000, 9_000])
     assert (stamps.ttft_ns, stamps.itl_ns) == (4_000, [1_000, 2_000, 1_000])
     assert stamps.tpot_ns == pytest.approx(4_000 / 3)
-    assert stamps.tokens_per_second(rows=2) == pytest.approx(2 * 4 / 8e-6)
+    assert stamps.time_per_token_ns(rows=2) == pytest.approx(8000 / (2 * 4))
 
 
 def test_a_summary_takes_medians_over_generations_and_pools_their_gaps():
