@@ -48,30 +48,41 @@ def race(
     *,
     is_over: Callable[[int], bool],
     may_settle: Callable[[], bool] = lambda: True,
+    counts: Callable[[int], bool | None] = lambda pending: True,
     seed: int,
     tolerance: float = 0.02,
     alpha: float = 0.05,
-) -> RaceResult[K]:
+) -> RaceResult[K] | None:
     """Sample the cost of each candidate once a round, in random order, until one is left or ``is_over(rounds)``.
 
     Costs are above zero, and lower is better. The winner is not worse than any other by more than ``tolerance``, with
     probability ``1 - alpha``, unless places are undecided. There are at least 10 rounds. While ``may_settle()`` is
     False nobody leaves.
+
+    ``counts`` is asked after each round about those since its last answer: whether they count, or None for later.
+    None is returned if no round counts, because the device was disturbed all the time.
     """
     field, rng = _Field(list(candidates), tolerance, alpha), random.Random(seed)
-    rounds, next_look = 0, _LEAST_ROUNDS
-    while len(field.alive) > 1 or rounds < _LEAST_ROUNDS or not may_settle():
+    rounds, pending, next_look = 0, 0, _LEAST_ROUNDS
+    while len(field.alive) > 1 or rounds < _LEAST_ROUNDS or pending or not may_settle():
         for candidate in rng.sample(field.alive, len(field.alive)):
             field.log_costs[candidate].append(math.log(sample(candidate)))
-        rounds += 1
-        if rounds < next_look:
+        pending += 1
+        counted = counts(pending)
+        if counted is None:
             continue
-        next_look = rounds + 1 + rounds // _LOOK_EVERY
-        if may_settle():
-            field.drop_the_settled()
+        if not counted:
+            field.discard(pending)
+        rounds, pending = rounds + pending * counted, 0
+        if rounds >= next_look:
+            next_look = rounds + 1 + rounds // _LOOK_EVERY
+            if may_settle():
+                field.drop_the_settled()
+        elif counted:
+            continue
         if is_over(rounds):
             break
-    return field.result()
+    return field.result() if rounds else None
 
 
 class _Field(Generic[K]):
@@ -89,6 +100,11 @@ class _Field(Generic[K]):
     def leader(self) -> K:
         """The candidate with the least median cost."""
         return min(self.alive, key=lambda each: median(self.log_costs[each]))
+
+    def discard(self, rounds: int) -> None:
+        """Forget the last rounds. No look was taken at them."""
+        for candidate in self.alive:
+            del self.log_costs[candidate][-rounds:]
 
     def drop_the_settled(self) -> None:
         """Let every candidate leave that is known to be no better than the leader, beyond the tolerance."""

@@ -4,41 +4,30 @@ from __future__ import annotations
 
 import math
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal, cast
+from typing import Any
 
 from pytest_cudagraph import device as devices
 from pytest_cudagraph import inputs
 from pytest_cudagraph.errors import InputError
 from pytest_cudagraph.foreign import value_text
-from pytest_cudagraph.gc_pause import gc_paused
 from pytest_cudagraph.inputs import Example
-from pytest_cudagraph.measure import Bounds, PerfCounterClock
-from pytest_cudagraph.measure.timer import ArmName, Timer, inner_calls, warm_up
+from pytest_cudagraph.measure.sampling import HealthFilter
 from pytest_cudagraph.protocols import Backend, Model
 from pytest_cudagraph.serving.graph_runner import open_backend_for
-from pytest_cudagraph.stats import summaries
 from pytest_cudagraph.tuning.cells import Grid, GridOfCells, ReadyCell, TuningCell
 from pytest_cudagraph.tuning.impact import Levels, full_subgrid, impacts, noise_share
-from pytest_cudagraph.tuning.race import RaceResult, race
-from pytest_cudagraph.tuning.report import MeasuredCell, TuningReport, left_out_texts, of_size
-from pytest_cudagraph.units import NS_PER_S, bytes_text, to_ns
+from pytest_cudagraph.tuning.measurement import GridMeasurement, Objective
+from pytest_cudagraph.tuning.report import MeasuredCell, TuningReport, left_out_texts
+from pytest_cudagraph.units import bytes_text, plural, to_ns
 from pytest_cudagraph.values import CompileMode, is_emulated
 
-Objective = Literal["latency", "throughput"] | Callable[[int, float], float]
-"""What is minimised: ns per call, ns per row, or a function of batch size and latency (ns) with a result above 0."""
 Constraint = Callable[[ReadyCell], bool]
 
 FACTORS = ("batch_size", "compile", "graph")
 _MODES = ("none", "inductor", "aot")
-_FINAL_SHARE = 0.2
-"""Of the time budget, for the race between the best of each batch size."""
-_LEAST_NS = 0.25 * NS_PER_S
-_READINGS = 4
-"""Of one cell in one round. Their lower quartile counts, as in a block of the speed gate."""
 
 
 def tune(
@@ -112,7 +101,7 @@ def tune_examples(
         with GridOfCells(grid=grid) as cells:
             cells.make_ready()
             _apply(constraint, cells)
-            measured = _Measurement(cells, objective, tolerance, to_ns(time_budget_s), seed)
+            measured = GridMeasurement(cells, objective, tolerance, to_ns(time_budget_s), seed)
             measured.run()
             return _report(name, cells, measured)
 
@@ -143,99 +132,7 @@ def _apply(constraint: Constraint | None, cells: GridOfCells) -> None:
             del cells.ready[cell]
 
 
-class _Measurement:
-    """The races of one grid: one for each batch size, then one of their winners."""
-
-    def __init__(self, cells: GridOfCells, objective: Objective, tolerance: float, budget_ns: float, seed: int) -> None:
-        self._cells, self.objective, self.tolerance = cells, objective, tolerance
-        self._budget_ns, self._seed, self._clock = budget_ns, seed, PerfCounterClock()
-        self._timers: dict[int, Timer] = {}
-        self.latencies_ns: dict[TuningCell, list[float]] = {cell: [] for cell in cells.ready}
-        self.heats: dict[int, RaceResult[TuningCell]] = {}
-        self.final: RaceResult[TuningCell] | None = None
-        self.measure_ns = 0.0
-
-    def run(self) -> None:
-        """Measure everything that is ready."""
-        sizes = sorted({cell.batch_size for cell in self._cells.ready})
-        if not sizes:
-            return
-        begin_ns = time.perf_counter_ns()
-        share_ns = self._budget_ns * (1.0 - _FINAL_SHARE if len(sizes) > 1 else 1.0) / len(sizes)
-        with self._cells.timing() as prepare, gc_paused():
-            for size in sizes:
-                self._cells.grid.progress(f"measure batch {size}")
-                self._timers[size] = self._timer(size, share_ns, prepare)
-                self.heats[size] = self._race(of_size(self._cells.ready, size), share_ns)
-            if len(sizes) > 1:
-                self._cells.grid.progress("measure the best of each batch size")
-                winners = [heat.best for heat in self.heats.values()]
-                self.final = self._race(winners, self._budget_ns * _FINAL_SHARE)
-        self.measure_ns = time.perf_counter_ns() - begin_ns
-
-    @property
-    def best(self) -> TuningCell | None:
-        """The best of all."""
-        last = self.final or next(iter(self.heats.values()), None)
-        return last.best if last else None
-
-    @property
-    def is_decided(self) -> bool:
-        """Whether no race ended with an undecided place."""
-        races = [*self.heats.values(), *([self.final] if self.final else [])]
-        return bool(races) and not any("undecided" in each.places.values() for each in races)
-
-    def cost(self, cell: TuningCell, latency_ns: float) -> float:
-        """By the objective. Raises :class:`~pytest_cudagraph.errors.InputError` for one that is not above zero."""
-        if self.objective == "latency":
-            return latency_ns
-        if self.objective == "throughput":
-            return latency_ns / cell.batch_size
-        cost = self.objective(cell.batch_size, latency_ns)
-        if not 0.0 < cost < math.inf:
-            raise InputError(f"an objective gives a finite number above 0; found {value_text(cost)} for {cell}")
-        return float(cost)
-
-    def _timer(self, size: int, share_ns: float, prepare: Callable[[], None] | None) -> Timer:
-        ready = self._cells.ready
-        timer = Timer(
-            calls={_arm(cell): ready[cell].call for cell in of_size(ready, size)},
-            clock=self._clock,
-            synchronize=self._cells.grid.backend.synchronize,
-            bounds=Bounds.of_budget(share_ns),
-            prepare=prepare,
-        )
-        warm_ns = warm_up(timer)
-        if prepare is None:  # a second call would not start from the restored state
-            timer.inner_calls = inner_calls(self._clock, min(min(each) for each in warm_ns.values()))
-        return timer
-
-    def _race(self, candidates: list[TuningCell], budget_ns: float) -> RaceResult[TuningCell]:
-        begin_ns = time.perf_counter_ns()
-        # A decision after less would fall within one burst of a noisy neighbour (docs/statistics.md).
-        least_ns = min(_LEAST_NS, budget_ns / 4)
-        return race(
-            candidates,
-            self._sample,
-            may_settle=lambda: time.perf_counter_ns() - begin_ns >= least_ns,
-            is_over=lambda rounds: time.perf_counter_ns() - begin_ns >= budget_ns,
-            seed=self._seed,
-            # The best of all is within it of the best of its batch size, which is within it of the others.
-            tolerance=self.tolerance / 2,
-        )
-
-    def _sample(self, cell: TuningCell) -> float:
-        timer = self._timers[cell.batch_size]
-        latency_ns = summaries.quantile([timer.sample_ns(_arm(cell)) for _ in range(_READINGS)], 0.25)
-        self.latencies_ns[cell].append(latency_ns)
-        return self.cost(cell, latency_ns)
-
-
-def _arm(cell: TuningCell) -> ArmName:
-    return cast(ArmName, str(cell))
-
-
-def _report(name: str, cells: GridOfCells, measured: _Measurement) -> TuningReport:
+def _report(name: str, cells: GridOfCells, measured: GridMeasurement) -> TuningReport:
     described = devices.describe(cells.grid.backend.kind)
     found = {cell: _cell(cell, cells, measured) for cell in cells.grid.cells}
     logs: dict[Levels, list[float]] = {
@@ -257,11 +154,19 @@ def _report(name: str, cells: GridOfCells, measured: _Measurement) -> TuningRepo
         noise_share=noise_share(kept) if kept else 0.0,
         left_out=left_out_texts(FACTORS, left_out),
         measure_ns=measured.measure_ns,
-        notes=() if is_gpu else (f"measured on {described.name}: nothing here holds for a GPU",),
+        notes=(*_disturbed(measured.health), *(() if is_gpu else (_NO_GPU.format(described.name),))),
     )
 
 
-def _cell(cell: TuningCell, cells: GridOfCells, measured: _Measurement) -> MeasuredCell:
+_NO_GPU = "measured on {}: nothing here holds for a GPU"
+
+
+def _disturbed(health: HealthFilter) -> list[str]:
+    discarded = f"{plural(health.discarded, 'round')} discarded, because the device was disturbed"
+    return [f"{discarded}: {', '.join(health.reasons)}"] if health.discarded else []
+
+
+def _cell(cell: TuningCell, cells: GridOfCells, measured: GridMeasurement) -> MeasuredCell:
     if cell not in cells.ready:
         return MeasuredCell(cell=cell, reason=cells.failed[cell])
     readings = measured.latencies_ns[cell]

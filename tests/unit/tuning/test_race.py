@@ -59,3 +59,36 @@ def test_equal_candidates_hardly_ever_lose_one_another():
         race(list(equal), sampler(equal, 0.1, seed), is_over=after(60), tolerance=0.0, seed=seed) for seed in range(100)
     ]
     assert sum(set(found.places.values()) != {"best", "undecided"} for found in races) <= 5
+
+
+def test_rounds_that_do_not_count_decide_nothing():
+    """Every second round is disturbed: there the slowest is the fastest."""
+    calm, rounds = sampler(TRUTH, 0.01), []
+
+    def sample(name):
+        return calm(name) if len(rounds) % 2 == 0 else 1.0 / calm(name)
+
+    def counts(pending):
+        rounds.append(pending)
+        return len(rounds) % 2 == 1
+
+    found = race(["near", "slow"], sample, counts=counts, is_over=after(1_000), seed=0)
+    assert found.places == {"near": "best", "slow": "slower"}
+    assert max(found.log_costs["near"]) < 0.1
+
+
+def test_later_answers_are_about_all_rounds_since_the_last():
+    asked = []
+
+    def counts(pending):
+        asked.append(pending)
+        return None if pending < 3 else len(asked) > 3
+
+    found = race(["fast"], sampler(TRUTH, 0.01), counts=counts, is_over=after(1_000), seed=0)
+    assert asked[:6] == [1, 2, 3, 1, 2, 3]
+    assert found.samples == len(asked) - 3
+
+
+def test_without_a_round_that_counts_there_is_no_result():
+    over = iter([False, False, True])
+    assert race(["fast"], sampler(TRUTH, 0.1), counts=lambda p: False, is_over=lambda r: next(over), seed=0) is None

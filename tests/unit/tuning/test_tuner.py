@@ -1,6 +1,9 @@
 """Only correct cells win, every other one is named with its reason, and the result is saved and served."""
 
+import itertools
 import json
+import re
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -12,14 +15,14 @@ from pytest_cudagraph import GraphRunner
 from pytest_cudagraph.backends import open_backend
 from pytest_cudagraph.backends.capture_mode import is_capturing
 from pytest_cudagraph.errors import CudagraphError, ExpectationMissed, InputError
-from pytest_cudagraph.tuning import MeasuredCell, TuningCell, TuningReport, cells, tune, tuner
+from pytest_cudagraph.tuning import MeasuredCell, TuningCell, TuningReport, cells, measurement, tune
 from pytest_cudagraph.tuning.impact import Impact
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """A race may end after ten rounds."""
-    monkeypatch.setattr(tuner, "_LEAST_NS", 0)
+    monkeypatch.setattr(measurement, "_LEAST_NS", 0)
 
 
 def model():
@@ -80,14 +83,14 @@ def test_a_cell_whose_replay_is_wrong_never_wins(monkeypatch):
 
 
 def test_a_cell_that_runs_out_of_memory_is_named_and_the_others_go_on(monkeypatch):
-    capture = tuner.GridOfCells._prepare
+    capture = cells.GridOfCells._prepare
 
-    def prepare(cells, cell):
+    def prepare(grid, cell):
         if cell == (2, "none", True):
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
-        capture(cells, cell)
+        capture(grid, cell)
 
-    monkeypatch.setattr(tuner.GridOfCells, "_prepare", prepare)
+    monkeypatch.setattr(cells.GridOfCells, "_prepare", prepare)
     report = tuned(model())
     assert reasons(report) == {(2, True): "OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB"}
     assert report.best is not None
@@ -129,6 +132,34 @@ def test_a_constraint_on_memory_keeps_cells_out_of_the_race():
     assert reasons(report)[1, True].startswith("the constraint refuses it (memory ")
 
 
+def disturbed(monkeypatch, told):
+    """The device says what disturbed it, at each question. It is asked after each round."""
+
+    @contextmanager
+    def answers(backend):
+        yield told
+
+    monkeypatch.setattr(measurement, "_disturbance_of", answers)
+    monkeypatch.setattr(measurement.HealthFilter, "is_due", lambda health, now_ns: True)
+
+
+def test_rounds_of_a_throttled_gpu_are_discarded_and_said(monkeypatch):
+    answers = itertools.cycle(["throttled (power cap)", "", ""])
+    disturbed(monkeypatch, lambda: next(answers))
+    report = tuned(model(), batch_sizes=[1], time_budget_s=5.0)
+    assert min(each.samples for each in report.cells) >= 10
+    assert re.fullmatch(
+        r"\d+ rounds discarded, because the device was disturbed: throttled \(power cap\)", report.notes[0]
+    )
+
+
+def test_a_cell_that_was_measured_on_a_throttled_gpu_only_never_wins(monkeypatch):
+    disturbed(monkeypatch, lambda: "throttled (power cap)")
+    report = tuned(model(), time_budget_s=0.1)
+    assert (report.best, report.best_of, report.is_best_decided) == (None, {}, False)
+    assert set(reasons(report).values()) == {"the device was disturbed all the time: throttled (power cap)"}
+
+
 def test_without_any_ready_cell_there_is_no_best():
     report = tuned(model(), constraint=lambda ready: False)
     assert (report.best, report.is_best_decided, report.impacts, report.usage()) == (None, False, (), [])
@@ -159,7 +190,9 @@ def test_a_model_with_state_starts_each_sample_from_the_same_state_and_keeps_its
 
 def test_objectives_choose_by_latency_by_row_or_by_a_function(monkeypatch):
     fake = {1: 10.0, 2: 12.0}
-    monkeypatch.setattr(tuner._Measurement, "_sample", lambda own, cell: own.cost(cell, _keep(own, cell, fake)))
+    monkeypatch.setattr(
+        measurement.GridMeasurement, "_sample", lambda own, cell: own.cost(cell, _keep(own, cell, fake))
+    )
 
     def _keep(own, cell, fake):
         own.latencies_ns[cell].append(fake[cell.batch_size])

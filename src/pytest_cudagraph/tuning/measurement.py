@@ -1,0 +1,163 @@
+"""The measuring of a grid: its races, on one clock, without the rounds of a disturbed device."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Literal, cast
+
+from pytest_cudagraph.errors import InputError
+from pytest_cudagraph.foreign import value_text
+from pytest_cudagraph.gc_pause import gc_paused
+from pytest_cudagraph.measure import Bounds, PerfCounterClock
+from pytest_cudagraph.measure.sampling import Disturbance, HealthFilter
+from pytest_cudagraph.measure.timer import ArmName, Timer, inner_calls, warm_up
+from pytest_cudagraph.monitor import PerfMonitor
+from pytest_cudagraph.protocols import Backend
+from pytest_cudagraph.stats import summaries
+from pytest_cudagraph.tuning.cells import GridOfCells, TuningCell
+from pytest_cudagraph.tuning.race import RaceResult, race
+from pytest_cudagraph.tuning.report import of_size
+from pytest_cudagraph.units import NS_PER_S
+
+Objective = Literal["latency", "throughput"] | Callable[[int, float], float]
+"""What is minimised: ns per call, ns per row, or a function of batch size and latency (ns) with a result above 0."""
+
+_FINAL_SHARE = 0.2
+"""Of the time budget, for the race between the best of each batch size."""
+_LEAST_NS = 0.25 * NS_PER_S
+_READINGS = 4
+"""Of one cell in one round. Their lower quartile counts, as in a block of the speed gate."""
+
+
+class GridMeasurement:
+    """The races of one grid: one for each batch size, then one of their winners."""
+
+    def __init__(
+        self,
+        cells: GridOfCells,
+        objective: Objective,
+        tolerance: float,
+        budget_ns: float,
+        seed: int,
+    ) -> None:
+        self._cells, self.objective, self.tolerance = cells, objective, tolerance
+        self.health = HealthFilter()
+        self._pending: list[TuningCell] = []
+        self._budget_ns, self._seed, self._clock = budget_ns, seed, PerfCounterClock()
+        self._timers: dict[int, Timer] = {}
+        self.latencies_ns: dict[TuningCell, list[float]] = {cell: [] for cell in cells.ready}
+        self.heats: dict[int, RaceResult[TuningCell]] = {}
+        self.final: RaceResult[TuningCell] | None = None
+        self.measure_ns = 0.0
+
+    def run(self) -> None:
+        """Measure everything that is ready."""
+        sizes = sorted({cell.batch_size for cell in self._cells.ready})
+        if not sizes:
+            return
+        begin_ns = time.perf_counter_ns()
+        share_ns = self._budget_ns * (1.0 - _FINAL_SHARE if len(sizes) > 1 else 1.0) / len(sizes)
+        with _disturbance_of(self._cells.grid.backend) as disturbance, self._cells.timing() as prepare, gc_paused():
+            self.health.disturbance = disturbance
+            for size in sizes:
+                self._cells.grid.progress(f"measure batch {size}")
+                self._timers[size] = self._timer(size, share_ns, prepare)
+                heat = self._race(of_size(self._cells.ready, size), share_ns)
+                if heat is None:
+                    self._leave_out(size)
+                else:
+                    self.heats[size] = heat
+            if len(self.heats) > 1:
+                self._cells.grid.progress("measure the best of each batch size")
+                winners = [heat.best for heat in self.heats.values()]
+                self.final = self._race(winners, self._budget_ns * _FINAL_SHARE)
+        self.measure_ns = time.perf_counter_ns() - begin_ns
+
+    def _leave_out(self, size: int) -> None:
+        """No cell of a batch size may win that was measured on a disturbed device only."""
+        for cell in of_size(self._cells.ready, size):
+            self._cells.failed[cell] = f"the device was disturbed all the time: {', '.join(self.health.reasons)}"
+            del self._cells.ready[cell]
+
+    @property
+    def best(self) -> TuningCell | None:
+        """The best of all. None if the last race had a disturbed device only."""
+        last = self.final if len(self.heats) > 1 else next(iter(self.heats.values()), None)
+        return last.best if last else None
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether no race ended with an undecided place."""
+        races = [*self.heats.values(), *([self.final] if self.final else [])]
+        return self.best is not None and not any("undecided" in each.places.values() for each in races)
+
+    def cost(self, cell: TuningCell, latency_ns: float) -> float:
+        """By the objective. Raises :class:`~pytest_cudagraph.errors.InputError` for one that is not above zero."""
+        if self.objective == "latency":
+            return latency_ns
+        if self.objective == "throughput":
+            return latency_ns / cell.batch_size
+        cost = self.objective(cell.batch_size, latency_ns)
+        if not 0.0 < cost < math.inf:
+            raise InputError(f"an objective gives a finite number above 0; found {value_text(cost)} for {cell}")
+        return float(cost)
+
+    def _timer(self, size: int, share_ns: float, prepare: Callable[[], None] | None) -> Timer:
+        ready = self._cells.ready
+        timer = Timer(
+            calls={_arm(cell): ready[cell].call for cell in of_size(ready, size)},
+            clock=self._clock,
+            synchronize=self._cells.grid.backend.synchronize,
+            bounds=Bounds.of_budget(share_ns),
+            prepare=prepare,
+        )
+        warm_ns = warm_up(timer)
+        if prepare is None:  # a second call would not start from the restored state
+            timer.inner_calls = inner_calls(self._clock, min(min(each) for each in warm_ns.values()))
+        return timer
+
+    def _race(self, candidates: list[TuningCell], budget_ns: float) -> RaceResult[TuningCell] | None:
+        begin_ns = time.perf_counter_ns()
+        # A decision after less would fall within one burst of a noisy neighbour (docs/statistics.md).
+        least_ns = min(_LEAST_NS, budget_ns / 4)
+        return race(
+            candidates,
+            self._sample,
+            may_settle=lambda: time.perf_counter_ns() - begin_ns >= least_ns,
+            counts=self._counts,
+            is_over=lambda rounds: time.perf_counter_ns() - begin_ns >= budget_ns,
+            seed=self._seed,
+            # The best of all is within it of the best of its batch size, which is within it of the others.
+            tolerance=self.tolerance / 2,
+        )
+
+    def _counts(self, pending: int) -> bool | None:
+        """Whether the pending rounds were undisturbed. None before it is time to ask."""
+        now_ns = time.perf_counter_ns()
+        if not self.health.is_due(now_ns):
+            return None
+        counted, taken, self._pending = self.health.accepts(pending, now_ns), self._pending, []
+        for cell in taken if not counted else ():
+            self.latencies_ns[cell].pop()
+        return counted
+
+    def _sample(self, cell: TuningCell) -> float:
+        timer = self._timers[cell.batch_size]
+        latency_ns = summaries.quantile([timer.sample_ns(_arm(cell)) for _ in range(_READINGS)], 0.25)
+        self.latencies_ns[cell].append(latency_ns)
+        self._pending.append(cell)
+        return self.cost(cell, latency_ns)
+
+
+def _arm(cell: TuningCell) -> ArmName:
+    return cast(ArmName, str(cell))
+
+
+@contextmanager
+def _disturbance_of(backend: Backend) -> Iterator[Disturbance | None]:
+    """What tells of a throttled or shared GPU. None on a CPU, whose clocks and neighbours are everyday noise."""
+    with PerfMonitor() as watch:
+        yield watch.check if backend.kind == "cuda" else None
