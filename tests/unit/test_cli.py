@@ -275,16 +275,44 @@ def test_bad_files_are_one_line_and_exit_4(said, workplace, command, text):
     assert re.fullmatch(r"pytest-cudagraph: run\.json: [^\n]+\n", err)
 
 
-@pytest.mark.parametrize("command", [["baseline", "show"], ["compare", "run.json"]])
-def test_a_document_where_a_baseline_is_wanted_is_called_what_it_is(said, workplace, command):
+def test_a_document_where_a_baseline_is_wanted_is_called_what_it_is(said, workplace):
     (workplace / "run.json").write_text(json_text(document([report(MLP)], H200, {})), encoding="utf-8")
 
-    assert said(*command, "run.json") == (
+    assert said("baseline", "merge", "-o", "joined", "run.json") == (
         4,
         "",
         "pytest-cudagraph: run.json: a document of --cudagraph-json, which pytest-cudagraph report shows, and no "
         "baseline; --cudagraph-update writes baselines, to .cudagraph\n",
     )
+
+
+def test_compare_takes_documents_of_two_runs_and_judges_them_by_the_same_bound(said, workplace):
+    slow = timing(120.0, 90.0)
+    runs = {
+        "old": [report(MLP, batch(1), batch(8))],
+        "new": [report(MLP, batch(1), batch(8, timing=slow)), report(GPT)],
+    }
+    for name, reports in runs.items():
+        text = json_text(document(reports, H200, {}, date="2026-11-20T10:00:00+00:00"))
+        (workplace / f"{name}.json").write_text(text, encoding="utf-8")
+    write(workplace / "saved", saved(MLP, 1), saved(MLP, 8))
+
+    code, out, _ = said("compare", "old.json", "new.json")
+    rows = [" ".join(line.split()) for line in out.splitlines()]
+    assert code == 1
+    assert rows[0] == "old.json -> new.json"
+    assert rows[2].startswith(f"{MLP} 1 60.0 µs 60.0 µs +0.0 % +0.0 %")
+    assert re.fullmatch(re.escape(MLP) + r" 8 60.0 µs 90.0 µs \+50 % \+0.0 % \d+ slower", rows[3])
+    assert rows[4].endswith(" new")
+    assert said("compare", "saved/nvidia-h200.json", "new.json")[0] == 1
+
+
+def test_compare_refuses_a_damaged_document(said, workplace):
+    found = document([report(MLP)], H200, {})
+    del found["tests"][0]["batches"][0]["replay"]["q75"]
+    (workplace / "run.json").write_text(json_text(found), encoding="utf-8")
+    told = "pytest-cudagraph: run.json: damaged, or of an earlier version: KeyError('q75')\n"
+    assert said("compare", "run.json", "run.json") == (4, "", told)
 
 
 @pytest.mark.parametrize("page", ["folder", "run.json/page.html", "x" * 300])

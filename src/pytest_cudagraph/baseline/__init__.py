@@ -1,5 +1,6 @@
 """What earlier runs measured, kept in files that are reviewed like source code."""
 
+from pytest_cudagraph.baseline import fields
 from pytest_cudagraph.baseline.history import (
     ENOUGH,
     KEPT,
@@ -39,6 +40,7 @@ __all__ = [
     "change",
     "change_of_sessions",
     "continued",
+    "fields",
     "figure_changes",
     "history",
     "is_continued",

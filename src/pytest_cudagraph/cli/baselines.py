@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import json
 import textwrap
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
-from pytest_cudagraph import baseline, gate, record, report
+from pytest_cudagraph import baseline, files, gate, record, report
 from pytest_cudagraph.baseline import AnyPath
 from pytest_cudagraph.cli.output import FINE, INCONCLUSIVE, REGRESSION, CommandOutput
 from pytest_cudagraph.errors import BaselineError, CudagraphError
@@ -154,8 +157,8 @@ def _merge(arguments: argparse.Namespace) -> CommandOutput:
 
 def add_compare(parser: argparse.ArgumentParser) -> None:
     """The arguments of ``compare``."""
-    parser.add_argument("old", metavar="A", help="the old baseline file")
-    parser.add_argument("new", metavar="B", help="the new baseline file")
+    parser.add_argument("old", metavar="A", help="the old baseline file, or the old --cudagraph-json document")
+    parser.add_argument("new", metavar="B", help="the new one of either kind")
     parser.add_argument(
         "--fail-on",
         choices=("slower", "kernels", "any"),
@@ -277,8 +280,23 @@ def _baseline_files(folder: AnyPath) -> list[AnyPath]:
 
 
 def _entries_of(path: AnyPath) -> dict[baseline.Key, SavedBatch]:
-    """The entries of a file. Raises :class:`~pytest_cudagraph.errors.BaselineError`, also for a missing file."""
+    """The entries of a baseline file, or what a document measured.
+
+    Raises :class:`~pytest_cudagraph.errors.CudagraphError`, also for a missing file.
+    """
+    if isinstance(path, Path) and path.is_file():
+        with suppress(OSError, ValueError):
+            found = json.loads(files.read_text(path))
+            if isinstance(found, dict) and found.keys() >= {"schema", "tests"}:
+                return _measured(found, path)
     return dict(_content_of(path).entries)
+
+
+def _measured(document: dict[str, Any], path: Path) -> dict[baseline.Key, SavedBatch]:
+    try:
+        return report.entries_of_document(document)
+    except ValueError as exc:
+        raise CudagraphError(f"{path}: {exc}") from exc
 
 
 def _content_of(path: AnyPath) -> baseline.Content:

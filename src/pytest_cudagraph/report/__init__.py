@@ -3,6 +3,7 @@
 from pytest_cudagraph.report.closing import closing
 from pytest_cudagraph.report.columns import Column, grid
 from pytest_cudagraph.report.document import document, json_text, properties
+from pytest_cudagraph.report.document_entries import entries_of_document
 from pytest_cudagraph.report.document_rows import device_of_document, rows_of_document
 from pytest_cudagraph.report.failure import failure_text, suggestions
 from pytest_cudagraph.report.github import STEP_SUMMARY_BYTES, annotation, sites_of_failure, step_summary
@@ -21,6 +22,7 @@ __all__ = [
     "device_of_document",
     "device_text",
     "document",
+    "entries_of_document",
     "failure_text",
     "from_plain",
     "grid",

@@ -53,7 +53,7 @@ def _row(name: str, batch: Mapping[str, Any]) -> Row:
         eager_ns=_judged_ns(batch["eager"]),
         compiled_ns=_judged_ns(batch["compiled"]),
         replay_ns=_judged_ns(batch["replay"]),
-        speedup=_interval(batch["speedup"] or (batch.get("modes") or {}).get("speedup")),
+        speedup=interval_of(batch["speedup"] or (batch.get("modes") or {}).get("speedup")),
         min_speedup=None if batch["min_speedup"] is None else float(batch["min_speedup"]),
         note=(batch["reason"] or "") if untimed else _kernels_note(batch),
     )
@@ -74,7 +74,7 @@ def _judged_ns(latency: Mapping[str, Any] | None) -> float | None:
     return None if found is None else to_ns(float(found))
 
 
-def _interval(speedup: Mapping[str, Any] | None) -> Interval | None:
+def interval_of(speedup: Mapping[str, Any] | None) -> Interval | None:
     if speedup is None or speedup["estimate"] is None:
         return None
     # A bound is null if there were too few blocks for it.
