@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +34,8 @@ class CountingEngine:
             raise InputError("prompts of one length, please")
         if fault == "hangs":
             signal.pause()
+        if fault == "leaves a thread":
+            threading.Thread(target=threading.Event().wait).start()
         return Counting(request, fault)
 
 

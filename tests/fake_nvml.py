@@ -46,6 +46,9 @@ class FakeNvml:
             raise self.NVMLError("Not Found")
         return self.answer("nvmlDeviceGetHandleByUUID", HANDLE)
 
+    def nvmlDeviceGetHandleByIndex(self, index):
+        return self.answer("nvmlDeviceGetHandleByIndex", HANDLE)
+
 
 def _uncorrected_errors(nvml, kind, counter):
     assert (kind, counter) == (nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC)

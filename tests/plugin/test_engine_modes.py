@@ -18,7 +18,7 @@ import pytest
 PROMPTS = [[1, 2], [3, 4]]
 
 def test_counts(engine_modes):
-    found = engine_modes(CountingEngine(), prompts=PROMPTS, output_length=6, generations=2, min_speedup=0.001)
+    found = engine_modes(CountingEngine(), prompts=PROMPTS, output_length=6, min_speedup=0.001)
     assert found is None or found.tokens.rows == 2
     with pytest.raises(InputError, match="output_lengths takes distinct whole numbers of tokens of at least 2"):
         engine_modes(CountingEngine(), prompts=PROMPTS, output_length=1, name="short")
@@ -32,7 +32,7 @@ FAULTS = """
 import pytest
 from engines import CountingEngine
 
-@pytest.mark.parametrize("fault", ["raises in load", "dies", "other tokens", "eager steps"])
+@pytest.mark.parametrize("fault", ["raises in load", "raises in generate", "other tokens", "eager steps"])
 def test_fault(engine_modes, fault):
     engine_modes(CountingEngine(fault), prompts=[[1, 2], [3, 4]], output_length=6, generations=1)
 """
@@ -53,8 +53,8 @@ def test_both_modes_are_compared_shown_and_never_saved(engines):
             "*counts[[]modes] * 2 * 0.00x *passed",
             "*falls_back[[]modes] * 2 * not judged",
             "engine modes * mode *load * capture * host * device *TTFT * ITL * tokens/s * replays",
-            "*counts[[]modes] * eager * 0/15",
-            "*counts[[]modes] * graphs * 5 ms * 15/15",
+            "*counts[[]modes] * eager * 0/30",
+            "*counts[[]modes] * graphs * 5 ms * 30/30",
             "*back[[]modes] * eager * 0/9",
             "*back[[]modes] * graphs * failed",
             "note: *falls_back[[]modes]: fell back to eager: with graphs the engine does not*",
@@ -67,7 +67,7 @@ def test_both_modes_are_compared_shown_and_never_saved(engines):
     assert modes["tokens"] is None
     assert modes["graphs"]["failure"]["error"].startswith("RuntimeError: capture failed:")
     assert modes["graphs"]["failure"]["output"] == ["loading {}"]
-    assert found[0]["batches"][0]["modes"]["graphs"]["receipt"]["replays"] == 15
+    assert found[0]["batches"][0]["modes"]["graphs"]["receipt"]["replays"] == 30
 
 
 def test_without_the_flag_only_the_eager_mode_runs_and_nothing_is_judged(engines):
@@ -75,6 +75,13 @@ def test_without_the_flag_only_the_eager_mode_runs_and_nothing_is_judged(engines
     result = engines.run()
     result.assert_outcomes(passed=6)
     result.stdout.no_fnmatch_line("*engine modes*")
+
+
+def test_a_process_of_a_comparison_of_revisions_starts_no_engine(engines):
+    body = "from engines import CountingEngine\ndef test_a(engine_modes):\n"
+    body += "    assert engine_modes(CountingEngine('never loaded'), prompts=[[1]]) is None\n"
+    engines.pytester.makepyfile(test_user=body)
+    engines.measure(f"--cudagraph-sample={engines.path}").assert_outcomes(passed=1)
 
 
 def test_a_faulty_engine_fails_with_the_gate_that_found_it(engines, golden):

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_cudagraph.child_process import last_lines, run_child
+from pytest_cudagraph.engine_modes.mode_process import RESULT, STAGE
 from pytest_cudagraph.engine_modes.mode_request import ModeRequest, write_request
 from pytest_cudagraph.errors import InputError
 from pytest_cudagraph.foreign import printable_lines
@@ -58,11 +59,13 @@ def _run(folder: Path, timeout_s: float) -> str:
     """Run the process. Return how it ended."""
     command = [sys.executable, "-m", "pytest_cudagraph.engine_modes.mode_process", str(folder)]
     path = os.pathsep.join(filter(None, dict.fromkeys(sys.path)))
+    # Of a process that crashes, the output has what was printed before, and the lines of Python where it was.
+    tells = {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
+    environment = {**os.environ, "PYTHONPATH": path, **tells}
     try:
-        status = run_child(
-            command, log=folder / "output.txt", environment={**os.environ, "PYTHONPATH": path}, timeout_s=timeout_s
-        )
+        status = run_child(command, log=folder / "output.txt", environment=environment, timeout_s=timeout_s)
     except subprocess.TimeoutExpired:
+        (folder / RESULT).unlink(missing_ok=True)
         return f"its process did not end within {timeout_s:g} s and was killed (timeout_s=)"
     ended = f"was killed by {_signal(-status)}" if status < 0 else f"ended with exit code {status}"
     return f"its process {ended} and left no result"
@@ -76,8 +79,6 @@ def _signal(number: int) -> str:
 
 
 def _read(folder: Path, request: ModeRequest, how: str) -> ModeRun:
-    from pytest_cudagraph.engine_modes.mode_process import RESULT, STAGE
-
     output = tuple(last_lines(folder / "output.txt"))
     try:
         told = json.loads((folder / RESULT).read_text(encoding="utf-8"))

@@ -9,6 +9,9 @@ from pytest_cudagraph.values import EngineMode, EngineModes, Interval, Judgement
 
 FELL_BACK = "fell back to eager"
 
+_LEAST_GENERATIONS = 5
+"""Of each mode. Fewer are in this order by chance more often than once in 100 times."""
+
 _STEP = 0.05
 """Suggested minimums are rounded down to this step."""
 
@@ -100,6 +103,9 @@ def judge_mode_speed(found: EngineModes, min_speedup: float, why_not_judged: str
         return Judgement(
             gate="speedup", verdict=Verdict.NOT_JUDGED, reason=reason, evidence=(speedup_text(speedup), *evidence)
         )
+    if len(found.graphs.itl_medians_ns) < _LEAST_GENERATIONS:
+        remedy = f"to decide: at least {_LEAST_GENERATIONS} generations (generations=)"
+        return Judgement(gate="speedup", verdict=Verdict.INCONCLUSIVE, reason=reason, evidence=evidence, remedy=remedy)
     if speedup.low >= min_speedup:
         return Judgement(gate="speedup", verdict=Verdict.PASSED, reason=reason, evidence=evidence)
     if speedup.high < min_speedup:

@@ -162,6 +162,24 @@ def _guided(found: Mapping[str, Any]) -> PageTable | None:
     return _table("Guided generation", columns, rows, words="test|grammar")
 
 
+def _modes(found: Mapping[str, Any]) -> PageTable | None:
+    rows = []
+    for name, _, each in _batches(found, "modes"):
+        for mode in ("eager", "graphs"):
+            one, times, receipt = each[mode], each[mode]["times"] or {}, each[mode]["receipt"]
+            took = [_latency(one["load_seconds"]), _latency(one["capture_seconds"])]
+            took += [_bytes(one["host_bytes"]), _bytes(one["device_bytes"])]
+            took += [_latency(times[key]["median"]) if times else "-" for key in ("ttft", "itl")]
+            steps = f"{receipt['replays']}/{receipt['steps']}" if receipt else "not told"
+            rows.append([name, each["engine"], mode, *took, "failed" if one["failure"] else steps])
+    columns = "test|engine|mode|load|capture|host|device|TTFT|ITL|replays"
+    return _table("Engine modes", columns, rows, words="test|engine|mode")
+
+
+def _bytes(count: float | None) -> str:
+    return "-" if count is None else bytes_text(count)
+
+
 def _ties(each: Mapping[str, Any]) -> str:
     return _text(each["tokens"]["ties"]) if each.get("tokens") else "-"
 
@@ -202,6 +220,7 @@ _SECTIONS: tuple[Callable[[Mapping[str, Any]], PageTable | None], ...] = (
     _prefills,
     _lookups,
     _guided,
+    _modes,
     _calls,
     _settings,
 )

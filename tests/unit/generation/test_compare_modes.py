@@ -21,7 +21,7 @@ RAISED = ModeRun(mode=EngineMode(failure=MODE_FAILURE))
 DIED = ModeRun(mode=EngineMode(failure=ModeFailure(stage="load", error="its process was killed", is_raised=False)))
 
 
-def generated(itl_ns, replays=9, tokens=(1, 2, 3, 4), generations=3):
+def generated(itl_ns, replays=9, tokens=(1, 2, 3, 4), generations=5):
     row = RowStamps(start_ns=0, tokens=tokens, stamps_ns=tuple(5000 + itl_ns * at for at in range(4)))
     receipt = None if replays is None else GenerationReceipt(
         steps=9, replays=replays, eager={} if replays in (0, 9) else {"too many rows": 9 - replays}
@@ -53,7 +53,7 @@ def judged(monkeypatch):
 def request(**rest):
     facts = {
         "engine": CountingEngine(), "prompts": [[1], [2]], "eager": {}, "graphs": {}, "allow_fallback": False,
-        "max_differing_rows": 0, "generations": 3, "timeout_s": 9.0,
+        "max_differing_rows": 0, "generations": 5, "timeout_s": 9.0,
     }  # fmt: skip
     return ModesRequest(**facts | rest)
 
@@ -101,6 +101,12 @@ def test_an_engine_that_fails_eagerly_is_not_loaded_with_graphs(judged):
     assert report.modes.graphs == EngineMode()
 
 
+def test_few_generations_decide_nothing(judged):
+    report = judged(generated(1000, generations=4), eager=generated(2000, replays=0, generations=4))
+    assert report.judgements[-1].verdict.value == "inconclusive"
+    assert report.judgements[-1].remedy == "to decide: at least 5 generations (generations=)"
+
+
 def test_an_allowed_fallback_is_noted(judged):
     assert fallback_notes(judged(generated(1000))) == ()
     assert fallback_notes(judged(RAISED)) == ()
@@ -115,15 +121,15 @@ def test_an_eager_mode_that_replays_is_refused(judged):
 
 def test_the_times_are_those_of_the_glossary(judged):
     mode = judged(generated(1000)).modes.graphs
-    assert (mode.times.generations, mode.times.ttft.median_ns, mode.times.itl.median_ns) == (3, 5000, 1000)
-    assert mode.itl_medians_ns == (1000, 1000, 1000)
+    assert (mode.times.generations, mode.times.ttft.median_ns, mode.times.itl.median_ns) == (5, 5000, 1000)
+    assert mode.itl_medians_ns == (1000,) * 5
     # 2 rows of 4 tokens, the last one 8 µs after the request.
     assert mode.times.tokens_per_second == pytest.approx(8 / 8e-6)
 
 
 def test_tokens_that_come_together_have_no_latency_to_judge(judged):
     row = RowStamps(start_ns=0, tokens=(1, 2, 3, 4), stamps_ns=(1000,) * 4)
-    together = replace(generated(1000), generations=[[row, row]] * 3)
+    together = replace(generated(1000), generations=[[row, row]] * 5)
     assert judged(together).judgements[-1].reason == "speed was not measured in both modes"
 
 

@@ -20,6 +20,7 @@ from tests.facts import (
     judgement,
     latency,
     lookup,
+    modes,
     prefill,
     report,
     saved,
@@ -81,6 +82,7 @@ def story():
         report("tests/test_gen.py::test_gen", batch(8, generation=generation()),
                batch(2, prefill=prefill(), timing=None), batch(4, lookup=lookup(), timing=None),
                batch(5, guided=guided(), timing=None),
+               batch(6, modes=modes(), timing=None),
                not_judged=("mylib::op",), notes=("training mode",)),
     ]  # fmt: skip
 
@@ -196,7 +198,7 @@ def test_a_hundred_rows_stay_below_500_kb_and_failures_are_unfolded():
 def test_a_large_page_is_folded():
     text = page(written([*many(101), *story()]))
     assert " open><summary>" not in text
-    assert "414 rows, folded" in text
+    assert "415 rows, folded" in text
 
 
 def test_an_earlier_document_and_one_of_a_later_version_give_a_page():
