@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import warnings
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Any, Literal
 import torch
 
 from pytest_cudagraph import environment
+from pytest_cudagraph.environment import start_nvml, stop_nvml
 from pytest_cudagraph.errors import DeviceUnavailable
 from pytest_cudagraph.units import plural
 from pytest_cudagraph.values import DeviceInfo, Kind, is_emulated
@@ -205,25 +205,6 @@ def _unavailable_text(option: str, missing: Missing) -> str:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     setting = "CUDA_VISIBLE_DEVICES is not set" if visible is None else f"CUDA_VISIBLE_DEVICES={visible!r}"
     return f"{request}, and no GPU can be used\nfound: {missing.found}; {setting}\n{missing.remedy}; or {otherwise}"
-
-
-def start_nvml() -> Any:
-    """The initialised module ``pynvml``, or a str with the reason why NVML does not start."""
-    try:
-        import pynvml
-    except ImportError as error:
-        return str(error)
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
-        return str(error)
-    return pynvml
-
-
-def stop_nvml(nvml: Any) -> None:
-    """Shut NVML down and ignore its error."""
-    with contextlib.suppress(nvml.NVMLError):
-        nvml.nvmlShutdown()
 
 
 def nvml_handle(nvml: Any, gpu: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import re
@@ -132,3 +133,22 @@ def _git(root: Path, *arguments: str) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.decode("utf-8", errors="replace").strip()
+
+
+def start_nvml() -> Any:
+    """The initialised module ``pynvml``, or a str with the reason why NVML does not start."""
+    try:
+        import pynvml
+    except ImportError as error:
+        return str(error)
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        return str(error)
+    return pynvml
+
+
+def stop_nvml(nvml: Any) -> None:
+    """Shut NVML down and ignore its error."""
+    with contextlib.suppress(nvml.NVMLError):
+        nvml.nvmlShutdown()

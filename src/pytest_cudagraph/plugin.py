@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pytest_cudagraph.session import benchmarks, hook_specs, lifecycle, worker_results
+from pytest_cudagraph.session import benchmarks, fleet, hook_specs, lifecycle, worker_results
 from pytest_cudagraph.session.decoding import decode_engine
 from pytest_cudagraph.session.engine_modes import engine_modes
 from pytest_cudagraph.session.fixtures import (
@@ -121,6 +121,16 @@ def pytest_report_to_serializable(
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     worker_results.unpack(report)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(config: pytest.Config, specs: Sequence[Any]) -> None:
+    fleet.assign(config, specs)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    fleet.tell(node)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -15,6 +15,7 @@ from pytest_cudagraph.base_revision.judge import base_table
 from pytest_cudagraph.baseline import AnyPath, JsonStore, Key, is_part_of, normal_name
 from pytest_cudagraph.errors import BaselineError, CudagraphError
 from pytest_cudagraph.foreign import printable, printable_lines, without_credentials
+from pytest_cudagraph.gpu_locks import measured_on
 from pytest_cudagraph.settings.options import Settings
 from pytest_cudagraph.values import DeviceInfo, GraphReport, ReportColumn, SavedBatch
 
@@ -89,6 +90,7 @@ def end_run(
     for device in _devices(reports):
         own_reports = [each for each in reports if each.device == device]
         _end_device(device, own_reports, collected, settings, summary, (saved or {}).get(device))
+    summary.lines += measured_on(reports)
     summary.lines += base_table(reports)
     if settings.suggest:
         summary.lines += report.suggestions(reports)

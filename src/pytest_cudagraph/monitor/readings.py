@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 import psutil
 import torch
 
-from pytest_cudagraph.device import nvml_handle, start_nvml
+from pytest_cudagraph.device import nvml_handle
+from pytest_cudagraph.environment import start_nvml
 from pytest_cudagraph.monitor.card import GpuCard, GpuSample, HostSample
 
 T = TypeVar("T")

@@ -243,14 +243,19 @@ def open_device_context(option: str, settings: Settings) -> DeviceContext:
 def _why_not_judged(choice: device.Choice, settings: Settings) -> str:
     if settings.sample is not None:
         return "this process only measures, for a comparison of revisions"
-    if settings.workers > 1:
+    if _is_shared(choice, settings):
         # Tests of other workers run at the same moment on the same cores and the same GPU.
-        return f"{settings.workers} xdist workers share this machine; run without -n to judge speed"
+        share = f"{settings.workers} xdist workers share this machine; run without -n to judge speed"
+        return (settings.why_shared if choice.kind == "cuda" else "") or share
     return "" if choice.judged else choice.reason
 
 
+def _is_shared(choice: device.Choice, settings: Settings) -> bool:
+    return settings.workers > 1 and not (settings.has_own_gpu and choice.kind == "cuda")
+
+
 def _update_option(choice: device.Choice, settings: Settings) -> str:
-    without = " without -n" if settings.workers > 1 else ""
+    without = " without -n" if _is_shared(choice, settings) else ""
     if choice.kind == "cpu":
         return f"--cudagraph-device=cpu --cudagraph-update{without}"
     return f"--cudagraph-update{without}{'' if choice.judged else ' on a GPU'}"

@@ -103,6 +103,7 @@ def _test(report: GraphReport) -> dict[str, Any]:
         "nodeid": report.nodeid,
         "name": report.name,
         "verdict": report.verdict.value,
+        "gpu": report.gpu or None,
         "compile_mode": report.compile_mode,
         "compile_seconds": None if report.compile_ns is None else seconds(report.compile_ns),
         "findings": [_finding(finding) for finding in report.findings],

@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from glob import glob
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_cudagraph.foreign import printable_lines
-from pytest_cudagraph.session import hook_specs, worker_results
+from pytest_cudagraph.session import fleet, hook_specs, worker_results
 from pytest_cudagraph.session.state_keys import (
     CALL_LOCK,
     CALLS,
@@ -50,7 +51,9 @@ _INTERRUPTED = "interrupted while the results were written: each file is written
 def begin(config: pytest.Config) -> None:
     """Read the settings and create the state of the session."""
     stash, worker = config.stash, getattr(config, "workerinput", {})
-    stash[SETTINGS] = read_settings(config, workers=worker.get("workercount", 0))
+    gpu, why_shared = fleet.gpu_of(worker)
+    settings = read_settings(config, workers=worker.get("workercount", 0))
+    stash[SETTINGS] = replace(settings, has_own_gpu=bool(gpu), why_shared=why_shared)
     stash[DEVICE_CONTEXTS], stash[OUTCOMES], stash[OWNERS], stash[CALLS] = {}, [], {}, []
     stash[TUNED], stash[WORKLOADS], stash[CALL_LOCK] = [], {}, threading.RLock()
     stash[COLLECTED], stash[OURS], stash[PASSED] = set(), set(), set()

@@ -45,6 +45,8 @@ MARKS: pytest.StashKey[MarkSettings] = pytest.StashKey()
 """On the item: its marks, parsed at collection. Read them with :func:`marks_of`."""
 MISTAKE: pytest.StashKey[str] = pytest.StashKey()
 """In an xdist worker: the usage error that the controller raises. Absent without one."""
+WHY_SHARED: pytest.StashKey[str] = pytest.StashKey()
+"""In xdist's controller: why its workers have no GPU of their own. Empty if they have. Absent without a GPU."""
 CALL_LOCK: pytest.StashKey[Any] = pytest.StashKey()
 """A re-entrant lock, held by the thread that uses a fixture."""
 OWNERS: pytest.StashKey[dict[tuple[str, str, int], str]] = pytest.StashKey()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_cudagraph.session import fleet
 from pytest_cudagraph.session.state_keys import (
     CALLS,
     COLLECTED,
@@ -90,24 +92,25 @@ def unpack(report: Any) -> None:
     """In the controller, take the results out of a test's report."""
     sent = vars(report).pop(_WORKER_KEY, None)
     if sent:
-        _take_over(report.node.config, sent)
+        _take_over(report.node, sent)
 
 
 def receive(node: Any) -> None:
     """Take what an xdist worker sent at its end. One that died sent nothing."""
     sent = getattr(node, "workeroutput", {}).get(_WORKER_KEY)
     if sent:
-        _take_over(node.config, sent)
+        _take_over(node, sent)
 
 
-def _take_over(config: pytest.Config, sent: dict[str, Any]) -> None:
+def _take_over(node: Any, sent: dict[str, Any]) -> None:
     from pytest_cudagraph.report import from_plain
 
+    config, (gpu, _) = node.config, fleet.gpu_of(node.workerinput)
     stash = config.stash
     if sent.get("mistake"):
         raise pytest.UsageError(sent["mistake"])
     forget(config, sent.get("begun", ""))
-    stash[OUTCOMES].extend(from_plain(plain) for plain in json.loads(sent["outcomes"]))
+    stash[OUTCOMES].extend(replace(from_plain(plain), gpu=gpu) for plain in json.loads(sent["outcomes"]))
     for kind, name in _LISTS.items():
         stash[kind].extend(json.loads(sent.get(name, "[]")))
     stash[WORKLOADS].update((each["nodeid"], each) for each in json.loads(sent.get("workloads", "[]")))

@@ -202,6 +202,10 @@ class Settings:
     rootdir: Path = field(default_factory=Path)
     workers: int = 0
     """The number of xdist workers on this machine; 0 without xdist."""
+    has_own_gpu: bool = False
+    """Whether this process is an xdist worker and no other worker uses its GPU."""
+    why_shared: str = ""
+    """Why the xdist workers of a machine with GPUs share them. Empty where they do not."""
 
     @property
     def baseline_folder(self) -> Path | str:

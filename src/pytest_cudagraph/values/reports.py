@@ -138,6 +138,8 @@ class GraphReport:
     min_source: MinSource = MinSource()
     update_option: str = "--cudagraph-update"
     """The option that saves an entry on this device."""
+    gpu: str = ""
+    """The UUID of the GPU that an xdist worker had for itself. Empty elsewhere."""
 
     @property
     def verdict(self) -> Verdict:

@@ -9,7 +9,9 @@ from tests import facts
 
 from pytest_cudagraph import device
 from pytest_cudagraph.backends import open_backend
+from pytest_cudagraph.device import Choice
 from pytest_cudagraph.gate import judge_baseline, judge_speedup, judge_structure
+from pytest_cudagraph.pipeline import device_context
 from pytest_cudagraph.pipeline.device_context import open_device_context
 from pytest_cudagraph.settings.options import OPTIONS, Settings
 from pytest_cudagraph.values import NoBaseline, Receipt, Verdict
@@ -111,3 +113,16 @@ def test_an_update_where_nothing_is_written_holds_tests_to_what_is_saved(tmp_pat
     batch = device_context.measured_batch("a", 8, facts.timing(replay_us=600.0), receipt)
     assert judge_baseline(batch, 0.1)[1] == ("off" if opens else "slower")
     assert judge_structure(batch, 0).verdict is Verdict.PASSED
+
+
+def test_speed_is_judged_by_an_xdist_worker_with_its_own_gpu_and_no_other():
+    settings = Settings(**{option.setting: option.default for option in OPTIONS})
+    own = replace(settings, workers=2, has_own_gpu=True)
+    shared = replace(settings, workers=2, why_shared="2 xdist workers share 1 GPU")
+    gpu, cpu = (Choice(kind=kind, judged=True, reason="") for kind in ("cuda", "cpu"))
+    why = device_context._why_not_judged
+
+    assert (why(gpu, own), why(gpu, shared)) == ("", "2 xdist workers share 1 GPU")
+    assert why(cpu, own) == why(cpu, shared) == "2 xdist workers share this machine; run without -n to judge speed"
+    assert device_context._update_option(gpu, own) == "--cudagraph-update"
+    assert device_context._update_option(gpu, shared) == "--cudagraph-update without -n"

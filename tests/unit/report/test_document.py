@@ -54,7 +54,7 @@ def test_the_document_has_just_the_fields_of_its_schema():
     assert set(found) == {"schema", "date", "commit", "device", "settings", "tests", "calls", "tuned", "workloads"}
     (test,) = found["tests"]
     assert set(test) == set(
-        "nodeid name verdict compile_mode compile_seconds findings judgements not_judged notes batches".split()
+        "nodeid name verdict gpu compile_mode compile_seconds findings judgements not_judged notes batches".split()
     )
     assert set(test["findings"][0]) == set(
         "id level file line function called_from message evidence fix accepted".split()
