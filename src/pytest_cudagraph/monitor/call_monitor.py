@@ -28,7 +28,7 @@ from pytest_cudagraph.monitor.call_export import (
 )
 from pytest_cudagraph.monitor.call_summary import OTHERS, CallSummary, CallTotals, misses
 from pytest_cudagraph.monitor.resource_sampler import ResourceSampler, ResourceSpread
-from pytest_cudagraph.monitor.timed_call import CallRecord, TimedCall
+from pytest_cudagraph.monitor.timed_call import CallRecord, TimedCall, whole_ns
 from pytest_cudagraph.monitor.watched_function import watched
 from pytest_cudagraph.protocols import Clock
 
@@ -59,7 +59,7 @@ class CallMonitor:
     def __init__(self, *, keep: int = 1000, clock: Clock | None = None) -> None:
         if type(keep) is not int or keep < 0:
             raise InputError(f"keep must be a whole number of 0 or more; found {value_text(keep)}")
-        self.now_ns: Callable[[], int] = clock.now_ns if clock is not None else time.perf_counter_ns
+        self.now_ns: Callable[[], int] = whole_ns(clock.now_ns) if clock is not None else time.perf_counter_ns
         self.is_enabled = True
         self._epoch_ns = time.time_ns() - self.now_ns()
         self._pending: deque[tuple[Any, ...]] = deque()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -148,3 +149,16 @@ class TimedCall:
                 return f"{what} must be a whole number of {least} or more; found {value_text(value)}"
             setattr(self, what, number)
         return ""
+
+
+def whole_ns(now_ns: Callable[[], float]) -> Callable[[], int]:
+    """Whole nanoseconds of a clock of the user's. A reading that is not finite repeats the last one."""
+    last_ns = 0
+
+    def read() -> int:
+        nonlocal last_ns
+        found = now_ns()
+        last_ns = int(found) if math.isfinite(found) else last_ns
+        return last_ns
+
+    return read

@@ -1,9 +1,11 @@
 """Exports: whole files, merged without loss, and read by Prometheus' own parser."""
 
 import errno
+import itertools
 import json
 import os
 import platform
+import signal
 from pathlib import Path
 
 import pytest
@@ -117,6 +119,39 @@ def test_exports_of_eight_processes_to_one_folder_add_up(process, tmp_path):
     again = CallMonitor.merged(merged.export(tmp_path / "all.json"))
     assert again.summary() == merged.summary()
     assert len(again._state().resources) == 8
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+def test_processes_that_export_at_once_and_one_that_is_killed_meanwhile_lose_nothing(tmp_path):
+    read, write = os.pipe()
+    children = [_exporting_process(tmp_path, calls, write, is_endless=calls == 1) for calls in range(1, 9)]
+    for _ in children:
+        assert os.read(read, 1) == b"."  # a first export is written
+    os.kill(children[0], signal.SIGKILL)
+    ends = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    assert ends == [-signal.SIGKILL, *[0] * 7]
+    found = CallMonitor.merged(tmp_path).summary()["decode"]
+    assert (found.calls, found.tokens) == (36, 36)
+
+
+def _exporting_process(folder, calls, write, *, is_endless):
+    child = os.fork()
+    if child:
+        return child
+    status = 1
+    try:
+        monitor = CallMonitor()
+        for _ in range(calls):
+            with monitor.measure("decode", tokens=1):
+                pass
+        monitor.export(folder)
+        os.write(write, b".")
+        for _ in itertools.count() if is_endless else range(20):
+            monitor.export(folder)
+        status = 0
+    finally:
+        os._exit(status)
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.EACCES])

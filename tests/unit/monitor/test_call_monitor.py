@@ -196,6 +196,17 @@ def test_a_clock_that_goes_back_counts_the_call_with_no_time(monitor, clock):
     assert facts(monitor) == [("decode", 0.0, 0, None, "")]
 
 
+def test_a_clock_without_a_number_or_with_fractions_loses_no_call(monkeypatch, tmp_path):
+    readings = itertools.chain([0.0, 1e6, float("nan"), 3.5e6, float("inf"), 5e6], itertools.repeat(float("nan")))
+    monkeypatch.setattr(FakeClock, "now_ns", lambda clock: next(readings))
+    monitor = CallMonitor(clock=FakeClock())
+    for _ in range(3):
+        with monitor.measure("decode", tokens=1):
+            pass
+    assert [each[1] for each in facts(monitor)] == [0.0, 0.0, 0.0]
+    assert CallMonitor.merged(monitor.export(tmp_path)).summary()["decode"].calls == 3
+
+
 def test_eight_threads_lose_nothing():
     monitor, start = CallMonitor(keep=10), threading.Barrier(8)
 

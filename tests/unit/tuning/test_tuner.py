@@ -188,15 +188,26 @@ def test_a_model_with_state_starts_each_sample_from_the_same_state_and_keeps_its
     assert report.best is not None
 
 
+def fake_costs(monkeypatch, cost_of):
+    def sample(own, cell):
+        own.latencies_ns[cell].append(cost_of(cell))
+        return own.cost(cell, cost_of(cell))
+
+    monkeypatch.setattr(measurement.GridMeasurement, "_sample", sample)
+
+
+def test_a_slow_cell_never_wins_and_is_named(monkeypatch):
+    fake_costs(monkeypatch, lambda cell: 1.3 if cell == (2, "none", True) else 1.0)
+    report = tuned(model())
+    places = {(each.cell.batch_size, each.cell.graph): each.place for each in report.cells}
+    assert places[2, True] == "slower"
+    assert (report.best.cell, report.is_best_decided) == (TuningCell(2, "none", False), True)
+    assert "slower, 1.30x the best" in next(line for line in report.lines() if "  2  none      yes" in line)
+
+
 def test_objectives_choose_by_latency_by_row_or_by_a_function(monkeypatch):
     fake = {1: 10.0, 2: 12.0}
-    monkeypatch.setattr(
-        measurement.GridMeasurement, "_sample", lambda own, cell: own.cost(cell, _keep(own, cell, fake))
-    )
-
-    def _keep(own, cell, fake):
-        own.latencies_ns[cell].append(fake[cell.batch_size])
-        return fake[cell.batch_size]
+    fake_costs(monkeypatch, lambda cell: fake[cell.batch_size])
 
     def best(objective):
         return tuned(model(), objective=objective, graph=[False]).best.cell.batch_size
