@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+import pytest_cudagraph
+
 yaml = pytest.importorskip("yaml", reason="PyYAML comes with transformers")
 
 ROOT = Path(__file__).parents[2]
@@ -67,6 +69,12 @@ def test_the_floors_are_those_that_import_linter_enforces():
 
     assert [re.findall(r"`(\w+)`", modules) for _, modules in rows] == enforced
     assert [int(number) for number, _ in rows] == list(range(len(enforced), 0, -1))
+
+
+def test_the_version_stands_in_one_place_and_in_the_citation():
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8").partition("[build-system]")[2]
+    assert 'dynamic = ["version"]' in project
+    assert parsed("CITATION.cff")["version"] == pytest_cudagraph.__version__
 
 
 def test_every_path_that_contributing_names_exists():
