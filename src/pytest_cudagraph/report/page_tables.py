@@ -1,4 +1,4 @@
-"""The other sections of the HTML page: findings, what was not judged, notes, scenarios, calls, settings.
+"""The other sections of the HTML page: findings, what was not judged, notes, scenarios, calls, workloads, settings.
 
 A new part of the document gets a function here and its place in :data:`_SECTIONS`.
 """
@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from pytest_cudagraph.report.columns import Column
+from pytest_cudagraph.report.rankings import TITLES, ranking_rows
 from pytest_cudagraph.report.rendering import PageTable
 from pytest_cudagraph.units import bytes_text, latency_text, percent_text, to_ns
 
@@ -196,6 +197,12 @@ def _calls(found: Mapping[str, Any]) -> PageTable | None:
     return _table("Monitored calls", columns, rows, words="test|name")
 
 
+def _workloads(found: Mapping[str, Any]) -> PageTable | None:
+    columns, rows = "|".join(("group", *TITLES, "reason")), ranking_rows(found)
+    return _table("Workloads", columns, rows, words="group|workload|by|reason", note="a rank is a range where the "
+                  "measurement does not decide")  # fmt: skip
+
+
 def _settings(found: Mapping[str, Any]) -> PageTable | None:
     rows = ([name, _setting(value)] for name, value in found["settings"].items())
     return _table("Settings", "setting|value", rows, words="setting|value", folded=True)
@@ -222,5 +229,6 @@ _SECTIONS: tuple[Callable[[Mapping[str, Any]], PageTable | None], ...] = (
     _guided,
     _modes,
     _calls,
+    _workloads,
     _settings,
 )

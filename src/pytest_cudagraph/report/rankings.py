@@ -16,23 +16,32 @@ from pytest_cudagraph.values import LatencyChange
 
 _BYTES_OF_MIB = 1 << 20
 
-_TITLES = ("workload", "batch", "rank", "by", "latency", "rows/s", "rows/s/MiB", "over eager", "at most")
+TITLES = ("workload", "batch", "rank", "by", "latency", "rows/s", "rows/s/MiB", "over eager", "at most")
 _WORDS = ("workload", "by", "")
 """Titles of columns with words. The others have numbers."""
 
 
 def rankings(document: Mapping[str, Any]) -> list[str]:
     """One table for each group. Empty without a workload. Raises :class:`ValueError` for a damaged document."""
-    cells = cells_of(document)
-    ranked = sorted(zip(cells, ranks(cells), strict=True), key=_order)
+    ranked = _ranked(document)
     lines: list[str] = []
     for group in dict.fromkeys(cell.group for cell, _ in ranked):
         own = [(cell, rank) for cell, rank in ranked if cell.group == group]
-        title, *rows = _grid(_TITLES, [_row(*each) for each in own])
+        title, *rows = _grid(TITLES, [_row(*each) for each in own])
         lines += [f"workloads: {group}", title]
         for (cell, _), row in zip(own, rows, strict=True):
             lines += [row, *_notes(cell)]
     return lines
+
+
+def ranking_rows(document: Mapping[str, Any]) -> list[list[str]]:
+    """The same as rows of one table: the group, :data:`TITLES`, the reason."""
+    return [[cell.group, *_row(cell, rank), cell.reason] for cell, rank in _ranked(document)]
+
+
+def _ranked(document: Mapping[str, Any]) -> list[tuple[WorkloadCell, Ranks | None]]:
+    cells = cells_of(document)
+    return sorted(zip(cells, ranks(cells), strict=True), key=_order)
 
 
 def _grid(titles: Sequence[str], rows: Sequence[list[str]]) -> list[str]:

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pytest_cudagraph.baseline import change_of_sessions, session_of_arm
+from pytest_cudagraph.report.document_rows import device_of_document
 from pytest_cudagraph.units import NS_PER_S, to_ns
-from pytest_cudagraph.values import DeviceInfo, Interval, Latency, LatencyChange, Session, Verdict
+from pytest_cudagraph.values import Interval, Latency, LatencyChange, Session, Verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,8 +79,7 @@ def cells_of(document: Mapping[str, Any]) -> list[WorkloadCell]:
         tests: dict[str, list[Mapping[str, Any]]] = {}
         for test in document["tests"]:
             tests.setdefault(test["nodeid"], []).append(test)
-        device = DeviceInfo(**document["device"]) if document["device"] else None
-        machine = f"{device.name}, {device.software}" if device else ""
+        machine = f"{device_of_document(document)}, Python {(document['device'] or {}).get('python')}"
         found: list[WorkloadCell] = []
         for each in document.get("workloads", ()):
             found += _cells(each, tests.get(each["nodeid"], []), machine)
@@ -121,9 +121,9 @@ def _of_batch(of_graph: WorkloadCell, batch: Mapping[str, Any], machine: str) ->
     """Eager, compiled code if there is any, and the graph."""
     other = replace(of_graph, reason="")
     yield replace(other, way="eager", **_arm(batch, "eager", machine))
-    if batch["compiled"]:
+    way = of_graph.way.removesuffix(" + graph")
+    if batch["compiled"] and way != of_graph.way:
         ratio = _judged_s(batch["eager"]) / _judged_s(batch["compiled"])
-        way = of_graph.way.removesuffix(" + graph")
         yield replace(other, way=way, **_arm(batch, "compiled", machine), over_eager_ratio=ratio)
     speedup = batch["speedup"]
     yield replace(

@@ -46,6 +46,12 @@ CALLS = [
     }
 ]
 
+WORKLOADS = [
+    {"nodeid": "tests/test_a.py::test_mlp", "group": "heads", "name": "mlp", "error": None},
+    {"nodeid": "tests/test_a.py::test_gpt", "group": "heads", "name": "gpt", "error": None},
+    {"nodeid": "tests/test_c.py::test_gone", "group": "heads", "name": "gone", "error": "MemoryError: no room"},
+]
+
 
 def story():
     """A run with each verdict, each kind of plot and each section."""
@@ -87,10 +93,12 @@ def story():
     ]  # fmt: skip
 
 
-def written(reports, device=H200, settings=None, calls=()):
+def written(reports, device=H200, settings=None, calls=(), workloads=()):
     """A document as it is read from its file."""
     facts = {"rootdir": ROOT} | (settings or {})
-    found = document(reports, device, facts, calls, date="2026-11-22T10:00:00+00:00", commit=COMMIT)
+    found = document(
+        reports, device, facts, calls, workloads=workloads, date="2026-11-22T10:00:00+00:00", commit=COMMIT
+    )
     return json.loads(json_text(found))
 
 
@@ -128,7 +136,7 @@ def shown(text):
 
 
 def test_the_page_reads_as_reviewed(golden):
-    golden("report/page.txt", shown(page(written(story(), calls=CALLS))))
+    golden("report/page.txt", shown(page(written(story(), calls=CALLS, workloads=WORKLOADS))))
 
 
 def test_a_page_of_the_twin_names_its_device_and_a_run_without_tests_says_so():
