@@ -1,4 +1,4 @@
-"""Decoding with captured steps: the speed of a step, tokens per step of prompt lookup, and bytes of long prompts.
+"""Decoding with captured steps: speed of a step, tokens per step of prompt lookup, what masks cost, long prompts.
 
     python benchmarks/generation.py
 
@@ -9,7 +9,13 @@ exceeded.
 
 from __future__ import annotations
 
+import math
+import random
 import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -18,13 +24,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from examples.small_decoder import SmallDecoder
 
-from pytest_cudagraph import DecodeEngine, PerfCounterClock, measure_arms
+from pytest_cudagraph import DecodeEngine, PerfCounterClock, json_schema, measure_arms, regex
 from pytest_cudagraph.check.compare import Tolerance
-from pytest_cudagraph.generation import PrefillRequest
+from pytest_cudagraph.generation import GrammarCache, GuidedEngine, PrefillRequest
 from pytest_cudagraph.generation.agreement import compare_logits, compare_with_eager
+from pytest_cudagraph.generation.guided_times import RepeatedGuidedSteps, summary
 from pytest_cudagraph.generation.lookup import LookupRequest, LookupRun
 from pytest_cudagraph.generation.prefill import compare_prefill
 from pytest_cudagraph.generation.times import RepeatedSteps, per_step
+from pytest_cudagraph.generation.token_masks import TokenGrammar, first_disallowed
 from pytest_cudagraph.measure import Bounds
 from pytest_cudagraph.stats import FixedTimeRule
 from pytest_cudagraph.units import bytes_text, latency_text
@@ -34,12 +42,22 @@ LLAMA_8B = {"vocabulary": 128256, "hidden": 4096, "heads": 32, "kv_heads": 8, "i
 CHUNK = 2048
 LIMITS = {"activations": 0.10, "activations+cache": 0.50}
 """Of a chunked prefill of 32768 tokens over one call."""
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "answer": {"type": "string"},
+        "confidence": {"type": "number", "minimum": 0, "maximum": 1},
+        "reasons": {"type": "array", "items": {"type": "string"}},
+    },
+    "required": ["answer", "confidence", "reasons"],
+    "additionalProperties": False,
+}
 SECOND_NS = 1_000_000_000
 
 
 def main() -> int:
     torch.set_num_threads(1)
-    failures = [*decode_steps(), *prompt_lookup(), *long_prompts()]
+    failures = [*decode_steps(), *prompt_lookup(), *guided(), *long_prompts()]
     print("\n".join(f"FAILED: {each}" for each in failures) or "all tokens equal, all steps replays, all limits kept")
     return 1 if failures else 0
 
@@ -73,7 +91,7 @@ def decode_steps() -> list[str]:
     return failures
 
 
-def timed(steps: RepeatedSteps) -> Timing:
+def timed(steps: RepeatedSteps | RepeatedGuidedSteps) -> Timing:
     timing = measure_arms(
         steps.arms(),
         clock=PerfCounterClock(),
@@ -109,6 +127,68 @@ def prompt_lookup() -> list[str]:
             f"{found.receipt.replays}/{found.receipt.steps} replays"
         )
     return failures
+
+
+def guided() -> list[str]:
+    """What masks cost, by vocabulary and rows: one row's next mask, the choice under it, and the whole step."""
+    if find_spec("xgrammar") is None or find_spec("jsonschema") is None:
+        print("guided: not measured: pip install 'pytest-cudagraph[guided]'")
+        return []
+    failures, cache = [], GrammarCache()
+    for vocabulary in (32000, 128256):
+        words = vocabulary_of(vocabulary)
+        cache.compiled(regex("a"), words, vocabulary, 0)  # the first loads xgrammar
+        compiled = partial(cache.compiled, json_schema(SCHEMA), words, vocabulary, vocabulary - 1)
+        compile_ns = [timed_call(compiled) for _ in range(3)]
+        grammar = compiled()
+        print(
+            f"guided: vocabulary {vocabulary}: tokenizer and grammar {latency_text(compile_ns[0])}, "
+            f"again {latency_text(min(compile_ns[1:]))}"
+        )
+        for rows in (1, 8):
+            failures += guided_rows(grammar, rows)
+    return failures
+
+
+def guided_rows(grammar: TokenGrammar, rows: int) -> list[str]:
+    torch.manual_seed(0)
+    model = SmallDecoder(rows=rows, length=128, vocabulary=grammar.vocabulary, hidden=128, inner=256).eval()
+    given = prompts(rows, 16)
+    with DecodeEngine(model, [rows]) as engine:
+        guided = GuidedEngine(engine, grammar, rows)
+        found = guided.generate(given, 64)
+        wrong = first_disallowed(grammar, found.tokens.tolist())
+        tokens = compare_with_eager(guided, given, found.steps, Tolerance()).tokens
+        with torch.inference_mode():
+            steps = RepeatedGuidedSteps(guided, given, found.steps, PerfCounterClock())
+            times = summary(timed(steps), steps.rows_masks_ns, rows)
+            logits, masks = torch.randn(rows, grammar.vocabulary), guided.masks(rows, rows)
+            choice_ns = sorted(timed_call(lambda: guided.choose(logits, masks)) for _ in range(50))[25]
+    low, high = times.overhead.low, times.overhead.high
+    bounds = f" ({low:.1%} to {high:.1%})" if math.isfinite(high) else ""
+    print(
+        f"guided: vocabulary {grammar.vocabulary}, batch {rows}: a row's mask {latency_text(times.mask_ns)}, masks "
+        f"{times.mask_share:.1%} of a step, the choice {latency_text(choice_ns)}, step "
+        f"{latency_text(times.greedy.median_ns)} greedy, {latency_text(times.guided.median_ns)} guided, "
+        f"overhead {times.overhead.estimate:.1%}{bounds}"
+    )
+    is_right = wrong is None and isinstance(tokens, TokenAgreement) and found.choices.replays == found.steps
+    return [] if is_right else [f"guided, batch {rows}: {wrong}, {tokens}, {found.receipt}, {found.choices}"]
+
+
+def vocabulary_of(size: int) -> list[bytes]:
+    """All bytes, words of random letters, half of them after a space, and the stop token."""
+    draws, words = random.Random(0), {bytes([each]): None for each in range(256)}
+    while len(words) < size - 1:
+        letters = "".join(draws.choices("etaoinshrdlucmfwypvbgkjqxz", k=draws.randint(2, 8)))
+        words[(draws.choice(("", " ")) + letters).encode()] = None
+    return [*words, b"</s>"]
+
+
+def timed_call(call: Callable[[], object]) -> float:
+    start_ns = time.perf_counter_ns()
+    call()
+    return float(time.perf_counter_ns() - start_ns)
 
 
 def long_prompts() -> list[str]:
