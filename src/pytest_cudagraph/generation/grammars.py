@@ -6,7 +6,7 @@ import json
 import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pytest_cudagraph.errors import InputError, first_line
@@ -25,7 +25,7 @@ class Grammar:
     kind: GrammarKind
     source: str
     """The schema as JSON, the pattern, or the rules in EBNF."""
-    parse: Callable[[str], object] | None
+    parse: Callable[[str], object] | None = field(compare=False, repr=False)
     """Raises for an invalid output. None: nothing but the matcher knows the grammar."""
 
     def problem(self, output: bytes) -> str:

@@ -127,9 +127,9 @@ def _compiled(compiler: Any, grammar: Grammar) -> Any:
         if grammar.kind == "regex":
             return compiler.compile_regex(grammar.source)
         return compiler.compile_grammar(grammar.source)
-    except RuntimeError as error:
+    except (RuntimeError, ValueError) as error:
         # "[time] file.cc:83: Regex parsing error at position 3: ..."
-        why = str(error).strip().partition("] ")[2].partition(": ")[2]
+        why = str(error).strip().partition("] ")[2].partition(": ")[2] or str(error)
         raise InputError(
             f"{grammar.kind} takes a grammar that xgrammar can compile; found {value_text(grammar.source)}: {why}"
         ) from None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -27,6 +29,12 @@ def test_a_token_may_differ_where_eagers_two_largest_logits_are_within_twice_the
     assert not gate.judge_tokens(agreement, exact=False).verdict.fails
     assert gate.judge_tokens(agreement, exact=True).verdict.fails
     assert isinstance(compare_logits(eager, found, Tolerance(rtol=0.0, atol=0.001)), TokenDifference)
+
+
+def test_a_token_that_is_not_among_the_largest_logits_is_no_tie():
+    eager = generated([[[5.0, 4.0, 0.0]]])
+    found = replace(eager, tokens=torch.tensor([[1]]))
+    assert isinstance(compare_logits(eager, found, Tolerance()), TokenDifference)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 5.2])
