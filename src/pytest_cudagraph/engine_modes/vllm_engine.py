@@ -76,11 +76,12 @@ class LoadedVllm:
 
     def generate(self, prompts: Sequence[Sequence[int]], count: int) -> Iterator[dict[int, list[int]]]:
         """Step the engine until every request has its tokens. Ends of text are ignored."""
-        params = self._sampling_params(temperature=0.0, max_tokens=count, ignore_eos=True)
         self._generations += 1
         rows = {f"{self._generations}-{row}": row for row in range(len(prompts))}
         told = dict.fromkeys(rows, 0)
         for name, row in rows.items():
+            # Each has its own: vLLM writes into them.
+            params = self._sampling_params(temperature=0.0, max_tokens=count, ignore_eos=True)
             self._engine.add_request(name, {"prompt_token_ids": list(prompts[row])}, params)
         while self._engine.has_unfinished_requests():
             step = {}

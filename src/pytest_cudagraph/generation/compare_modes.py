@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
 from pytest_cudagraph import gate
 from pytest_cudagraph.engine_modes import Engine, LoadRequest, ModeRequest
 from pytest_cudagraph.engine_modes.mode_run import ModeRun, RowStamps, run_mode
@@ -100,6 +102,8 @@ class ModesRun:
     def batch(self) -> BatchReport:
         """Run the modes in turn, compare their tokens, and measure what is equal."""
         request, size = self.request, self.case.batch_sizes[0]
+        if self.device_context.device.kind == "cuda":
+            torch.cuda.empty_cache()  # what earlier tests left there would be missing to the engine
         eager = self._run("eager", request.generations)
         _check_eager(eager.mode)
         failed = eager.mode.failure is not None

@@ -97,6 +97,7 @@ class LLMEngine:
     def add_request(self, request_id, prompt, params):
         assert params.temperature == 0.0
         assert params.ignore_eos
+        params.ignore_eos = False  # vLLM writes into the parameters of a request
         self.requests[request_id] = SimpleNamespace(ids=prompt["prompt_token_ids"], made=[], most=params.max_tokens)
 
     def has_unfinished_requests(self):

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from tests.engines import CountingEngine
-from tests.facts import CPU, MODE_FAILURE, modes
+from tests.facts import CPU, H200, MODE_FAILURE, modes
 
 from pytest_cudagraph import InputError, gate, transformers_engine
 from pytest_cudagraph.engine_modes.mode_run import ModeRun, RowStamps
@@ -36,14 +36,14 @@ EAGER = generated(2000, replays=0)
 def judged(monkeypatch):
     """The batch report of two modes that left this."""
 
-    def judged(graphs, eager=EAGER, *, why_not="", min_speedup=1.5, **asked):
+    def judged(graphs, eager=EAGER, *, device=CPU, why_not="", min_speedup=1.5, **asked):
         left = iter([eager, graphs])
         monkeypatch.setattr(compare_modes, "run_mode", lambda request, timeout_s: next(left))
         call = CallSettings(batch_sizes=[2], output_lengths=[4], min_speedup=min_speedup)
         case = make_case("a.py::test_a", call, MarkSettings(), SimpleNamespace(
             batch_sizes=(1,), min_speedup=1.15, max_slowdown=0.1, compile="none", device="cpu", time_budget=1.0,
         ))  # fmt: skip
-        context = SimpleNamespace(backend=SimpleNamespace(device="cpu"), device=CPU, why_not_judged=why_not)
+        context = SimpleNamespace(backend=SimpleNamespace(device="cpu"), device=device, why_not_judged=why_not)
         run = ModesRun(request=request(**asked), case=case, device_context=context, progress=lambda line: None)
         return run.batch()
 
@@ -99,6 +99,15 @@ def test_an_engine_that_fails_eagerly_is_not_loaded_with_graphs(judged):
     report = judged(None, eager=DIED)
     assert [each.verdict.value for each in report.judgements] == ["failed"]
     assert report.modes.graphs == EngineMode()
+
+
+def test_the_memory_that_torch_keeps_of_earlier_tests_is_left_to_the_engine(judged, monkeypatch):
+    emptied = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(True))
+    judged(generated(1000))
+    assert emptied == []
+    judged(generated(1000), device=H200)
+    assert emptied == [True]
 
 
 def test_few_generations_decide_nothing(judged):
