@@ -89,11 +89,11 @@ def commit(root: Path) -> dict[str, Any] | None:
     None where there is no git, no repository or no commit. Raises nothing. Untracked files do not count as changes.
     """
     # Git may print other lines too (log.showSignature).
-    shown = _SHOWN_COMMIT.search(_git(root, "log", "-1", "--no-show-signature", "--format=%H%n%cI%n%aI") or "")
+    shown = _SHOWN_COMMIT.search(git(root, "log", "-1", "--no-show-signature", "--format=%H%n%cI%n%aI") or "")
     if shown is None:
         return None
-    changes = _git(root, "status", "--porcelain", "--untracked-files=no")
-    branch = _git(root, "rev-parse", "--abbrev-ref", "HEAD")
+    changes = git(root, "status", "--porcelain", "--untracked-files=no")
+    branch = git(root, "rev-parse", "--abbrev-ref", "HEAD")
     identity, committed_at, authored_at = shown.groups()
     return {
         "id": identity,
@@ -117,13 +117,13 @@ def without_git_locals() -> dict[str, str]:
 
 def _project(root: Path) -> str:
     """The name of the repository at its remote, or of its folder."""
-    remote = _git(root, "config", "--get", "remote.origin.url") or ""
+    remote = git(root, "config", "--get", "remote.origin.url") or ""
     name = re.split(r"[/:\\]", remote.rstrip("/"))[-1].removesuffix(".git")
-    return name or Path(_git(root, "rev-parse", "--show-toplevel") or root).name
+    return name or Path(git(root, "rev-parse", "--show-toplevel") or root).name
 
 
-def _git(root: Path, *arguments: str) -> str | None:
-    """The stripped output of git, or None if it fails."""
+def git(root: Path, *arguments: str) -> str | None:
+    """The stripped output of git in a folder, or None if it fails."""
     # Do not take a lock that the user's own git may need.
     command = ["git", "--no-optional-locks", "-C", str(root), *arguments]
     try:

@@ -5,6 +5,7 @@ from pytest_cudagraph.report.columns import Column, grid
 from pytest_cudagraph.report.document import document, json_text, properties
 from pytest_cudagraph.report.document_entries import entries_of_document
 from pytest_cudagraph.report.document_rows import device_of_document, rows_of_document
+from pytest_cudagraph.report.entry_history import history_lines, history_page
 from pytest_cudagraph.report.failure import failure_text, suggestions
 from pytest_cudagraph.report.github import STEP_SUMMARY_BYTES, annotation, sites_of_failure, step_summary
 from pytest_cudagraph.report.page import page
@@ -27,6 +28,8 @@ __all__ = [
     "from_plain",
     "grid",
     "header",
+    "history_lines",
+    "history_page",
     "json_text",
     "page",
     "properties",

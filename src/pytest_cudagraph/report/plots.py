@@ -28,6 +28,9 @@ _FINE_TICKS = tuple(each / 20 for each in range(10, 40))
 
 _MOST_TICKS = 4
 
+_LABEL = 52
+"""Pixels that the text of a latency needs."""
+
 
 class SpeedupPoint(NamedTuple):
     """The speedup at one batch size. ``high`` may be infinite, ``low`` zero: no bound was found."""
@@ -212,6 +215,27 @@ def history_plot(lanes: Sequence[SessionLane]) -> str:
         today += [] if lane.today is None else [f"M{_WIDTH - 10} {scale.at(lane.today)}h0"]
     parts += [_path("u", "".join(bands)), _path("s", "".join(dots)), _path("d", "".join(today))]
     return _svg(len(lanes) * _LANE + 8, parts)
+
+
+def trend_plot(parts: Sequence[Sequence[float]], side: str) -> str:
+    """The sessions of a side over time: a dot each, and its level between two change points. Empty without sessions."""
+    if not parts:
+        return ""
+    bottom = 96
+    scale = _Scale((value for part in parts for value in part), bottom - 8, 26)
+    step, at = (_WIDTH - 8) / sum(map(len, parts)), 4.0
+    dots, levels, changes, texts = [], [], [], []
+    for part in parts:
+        end = at + step * len(part)
+        dots += [f"M{_pixel(at + step * (index + 0.5))} {scale.at(value)}h0" for index, value in enumerate(part)]
+        level = math.exp(sum(map(math.log, part)) / len(part))
+        levels.append(f"M{_pixel(at + 2)} {scale.at(level)}H{_pixel(end - 2)}")
+        changes += [f"M{_pixel(at)} 4V{bottom}"] if at > 4.0 else []
+        if end - at > _LABEL:
+            texts.append(f"<text x={_pixel((at + end) / 2)} y=14 class=h>{latency_text(level)}</text>")
+        at = end
+    marks = _path("v", "".join(levels)) + _path("o", "".join(dots))
+    return _svg(bottom, [_path("g", "".join(changes)), *texts, f"<g class={side}>{marks}</g>"])
 
 
 def _diamond(x: str, y: str) -> str:

@@ -1,0 +1,144 @@
+"""When the sides of an entry moved: change points among its sessions, marked by the prediction bound of the gate."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from pytest_cudagraph.baseline.history import change_of_sessions, history, session_of_arm
+from pytest_cudagraph.baseline.names import Key
+from pytest_cudagraph.values import Latency, LatencyChange, SavedBatch, Session
+
+LEAST_CHANGE = 0.02
+"""The least change that counts, as a fraction. The bound alone marks some 6 % of unchanged sessions, with it 0.2 %.
+
+At 1.3 % between sessions (``benchmarks/change_points.py``).
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """The first session of a side beyond the bound of those before it."""
+
+    side: str
+    """``eager``, ``compiled`` or ``replay``."""
+    before: Session
+    """The last session before the move."""
+    after: Session
+    change: LatencyChange
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelChange:
+    """A session whose graph has another number of kernels."""
+
+    after: Session
+    kernels: tuple[int, int]
+    """Before and after."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EntryHistory:
+    """All sessions of an entry that its file ever held, and its change points, oldest first."""
+
+    name: str
+    batch_size: int
+    sides: Mapping[str, tuple[tuple[Session, ...], ...]]
+    """By side: its sessions between change points. Of eager and compiled, only changed values are saved."""
+    moves: tuple[Move, ...]
+    kernel_changes: tuple[KernelChange, ...]
+
+    @property
+    def sessions(self) -> tuple[Session, ...]:
+        """Those of the replay."""
+        return tuple(session for part in self.sides["replay"] for session in part)
+
+
+def entry_histories(
+    revisions: Sequence[Mapping[Key, SavedBatch]], *, least_change: float = LEAST_CHANGE
+) -> list[EntryHistory]:
+    """The history of each entry from the revisions of its file, oldest first. A fraction is the least change."""
+    keys = sorted({key for entries in revisions for key in entries})
+    return [_of([entries[key] for entries in revisions if key in entries], least_change) for key in keys]
+
+
+def _of(saved: Sequence[SavedBatch], least_change: float) -> EntryHistory:
+    sides = {"eager": _arm(saved, "eager"), "compiled": _arm(saved, "compiled"), "replay": _replays(saved)}
+    parts: dict[str, tuple[tuple[Session, ...], ...]] = {}
+    moves: list[Move] = []
+    for side, machines in sides.items():
+        split = [split_at_moves(side, sessions, least_change) for sessions in machines]
+        parts[side] = tuple(part for own, _ in split for part in own)
+        moves += [move for _, own in split for move in own]
+    return EntryHistory(
+        name=saved[-1].name,
+        batch_size=saved[-1].batch_size,
+        sides=parts,
+        moves=tuple(sorted(moves, key=lambda move: move.after.date)),
+        kernel_changes=tuple(_kernel_changes(saved)),
+    )
+
+
+def _replays(saved: Sequence[SavedBatch]) -> list[list[Session]]:
+    """The sessions of the replay, a list for each machine: latencies of other hardware are not comparable."""
+    machines: list[list[Session]] = []
+    seen: set[Session] = set()
+    for before, entry in zip((None, *saved), saved, strict=False):
+        if before is None or before.device.hardware_changes(entry.device):
+            machines.append([])
+        new = [each for each in history(entry) if each not in seen]
+        seen.update(new)
+        machines[-1] += new
+    # Branches that were merged interleave. Sessions of a day keep their order.
+    return [sorted(sessions, key=lambda session: session.date) for sessions in machines]
+
+
+def _arm(saved: Sequence[SavedBatch], side: str) -> list[list[Session]]:
+    """The same of eager or compiled. The file keeps their latencies, and when they were saved, until they change."""
+    machines: list[list[Session]] = []
+    for before, entry in zip((None, *saved), saved, strict=False):
+        if before is None or before.device.hardware_changes(entry.device):
+            machines.append([])
+        found: Latency | None = getattr(entry, side)
+        if found is not None and (before is None or before.saved_at != entry.saved_at):
+            machines[-1].append(_session_of(found, entry))
+    return machines
+
+
+def _session_of(arm: Latency, entry: SavedBatch) -> Session:
+    """With commit and reference of the session that was saved with the latency."""
+    sessions = history(entry)
+    own = next((each for each in reversed(sessions) if each.date == entry.saved_at[:10]), sessions[-1])
+    found = session_of_arm(arm, None, own.software, date=own.date, commit=own.commit)
+    return replace(found, reference_q25_ns=own.reference_q25_ns, reference_median_ns=own.reference_median_ns)
+
+
+def split_at_moves(
+    side: str, sessions: Sequence[Session], least_change: float
+) -> tuple[list[tuple[Session, ...]], list[Move]]:
+    """The sessions between change points, and the moves at them."""
+    parts: list[list[Session]] = []
+    moves: list[Move] = []
+    for session in sessions:
+        change = change_of_sessions(parts[-1], session) if parts else None
+        if change is not None and not _is_beyond(change, least_change):
+            parts[-1].append(session)
+            continue
+        if change is not None:
+            moves.append(Move(side=side, before=parts[-1][-1], after=session, change=change))
+        parts.append([session])
+    return [tuple(part) for part in parts], moves
+
+
+def _is_beyond(change: LatencyChange, least_change: float) -> bool:
+    least_log = math.log1p(least_change)
+    return change.log_ratio - change.margin_log > least_log or change.high_log < -least_log
+
+
+def _kernel_changes(saved: Sequence[SavedBatch]) -> Iterable[KernelChange]:
+    for before, after in pairwise(saved):
+        if before.kernels is not None and after.kernels is not None and before.kernels != after.kernels:
+            # All sessions of an entry have its kernels.
+            yield KernelChange(after=history(after)[0], kernels=(before.kernels, after.kernels))
