@@ -136,6 +136,7 @@ def generation(**rest) -> Generation:
         "receipt": GenerationReceipt(steps=31, replays=31, padded_rows=1),
         "tokens": TokenAgreement(compared=256, same_shapes=False, ties=2, largest_difference=1e-5, tolerance=2e-5),
         "times": times(),
+        "bytes": PrefillBytes(activations_bytes=3 << 20, cache_bytes=1 << 20, weights_bytes=40 << 20),
     }
     return Generation(**facts | rest)
 

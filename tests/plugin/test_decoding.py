@@ -17,10 +17,11 @@ from small_decoder import SmallDecoder
 
 torch.manual_seed(0)
 
-@pytest.mark.decode(min_speedup=0.01, prompt_lengths=[4], output_lengths=[6, 10], batch_sizes=[2])
+@pytest.mark.decode(min_speedup=0.01, prompt_lengths=[4, 12], output_lengths=[6], batch_sizes=[2])
 def test_speech(decode_engine):
     found = decode_engine(SmallDecoder().eval()).greedy()
-    assert [(each.output_length, each.receipt.replays) for each in found] in ([], [(6, 5), (10, 9)])
+    assert [(each.prompt_length, each.receipt.replays) for each in found] in ([], [(4, 5), (12, 5)])
+    assert not found or found[1].bytes.activations_bytes == 3 * found[0].bytes.activations_bytes
 
 @pytest.mark.decode(min_speedup=0.01, batch_sizes=[1])
 def test_given_prompts_and_padding(decode_engine):
@@ -35,7 +36,7 @@ def test_given_prompts_and_padding(decode_engine):
     with pytest.raises(InputError, match="prompts are int64 token ids"):
         engine.greedy(torch.zeros(1, 3), name="floats")
     with pytest.raises(InputError, match="holds 64 tokens; a prompt of 60 and 32 new ones need 91"):
-        engine.greedy(prompt_lengths=[60], name="long")
+        engine.greedy(prompt_lengths=[4, 60], name="long")
 """
 
 PREFILL = """
@@ -179,9 +180,14 @@ def test_generations_are_gated_shown_and_saved_each_under_its_lengths(decoding):
     decoding.pytester.makepyfile(test_user=GOOD)
     result = decoding.measure("--cudagraph-update", "--cudagraph-json=run.json")
     result.assert_outcomes(passed=2)
-    result.stdout.fnmatch_lines(["generation * batch *TTFT *ITL * tokens/s  replays  padded  ties", "*5/5 * 0 * 0"])
+    result.stdout.fnmatch_lines(
+        [
+            "generation * batch *TTFT *ITL * tokens/s  replays  padded  ties", "*5/5 * 0 * 0",
+            "prompt lengths *batch  prompt * TTFT  activations *cache *weights", "* 4 * KiB *", "* 12 * KiB *",
+        ]
+    )  # fmt: skip
     entries = {each["name"].partition("[")[2] for each in json.loads(decoding.baseline.read_text())["benchmarks"]}
-    assert any("prompt4-output10" in name for name in entries)
+    assert any("prompt12-output6" in name for name in entries)
     run = json.loads((decoding.path / "run.json").read_text())
     first = run["tests"][0]["batches"][0]
     assert first["generation"]["tokens"] == {

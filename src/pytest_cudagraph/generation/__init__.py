@@ -4,7 +4,7 @@ from pytest_cudagraph.generation.compare_modes import ModesRequest, ModesRun, fa
 from pytest_cudagraph.generation.decoder import Decoder, DecoderFacts, check_decoder
 from pytest_cudagraph.generation.engine import DecodeEngine, Generated, Step
 from pytest_cudagraph.generation.grammars import Grammar, choice, ebnf, json_schema, python_source, regex
-from pytest_cudagraph.generation.greedy import GreedyRun, random_prompts, report_of, run_once
+from pytest_cudagraph.generation.greedy import GreedyRun, check_lengths, random_prompts, report_of, run_once
 from pytest_cudagraph.generation.guided import GuidedEngine
 from pytest_cudagraph.generation.guided_run import GuidedRequest, GuidedRun
 from pytest_cudagraph.generation.lookup import LookupRequest, run_lookup
@@ -32,6 +32,7 @@ __all__ = [
     "Step",
     "TransformersEngine",
     "check_decoder",
+    "check_lengths",
     "choice",
     "compare_prefill",
     "ebnf",

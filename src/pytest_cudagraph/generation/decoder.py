@@ -97,6 +97,16 @@ def check_members(decoder: Any) -> None:
         raise InputError(f"a decoder's length is a whole number of at least 4 tokens; found {length!r}")
 
 
+def check_length(decoder: Decoder, prompt_length: int, count: int) -> None:
+    """Raise :class:`~pytest_cudagraph.errors.InputError` if the cache is too short for a prompt and its new tokens."""
+    needed = prompt_length + count - 1
+    if needed > decoder.length:
+        raise InputError(
+            f"the decoder holds {decoder.length} tokens; a prompt of {prompt_length} and {count} new ones "
+            f"need {needed}: a longer cache, a shorter prompt, or fewer tokens"
+        )
+
+
 def _checked_logits(logits: Any, rows: int, tokens: int) -> torch.Tensor:
     allowed = f"for {rows} x {tokens} tokens a decoder returns logits ({rows}, 1 to {tokens}, vocabulary)"
     if not isinstance(logits, torch.Tensor):

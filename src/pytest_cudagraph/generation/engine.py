@@ -14,7 +14,7 @@ from pytest_cudagraph import state
 from pytest_cudagraph.backends import open_backend
 from pytest_cudagraph.backends.buffers import describe
 from pytest_cudagraph.errors import InputError
-from pytest_cudagraph.generation.decoder import Decoder, check_decoder
+from pytest_cudagraph.generation.decoder import Decoder, check_decoder, check_length
 from pytest_cudagraph.protocols import Backend, CapturedGraph, GraphPool
 from pytest_cudagraph.serving.model_watch import ModelWatch
 from pytest_cudagraph.values import GenerationReceipt, Receipt
@@ -212,12 +212,7 @@ class DecodeEngine:
         least, most = (int(bound) for bound in prompts.aminmax())
         if least < 0 or most >= self.vocabulary:
             raise InputError(f"token ids are 0 to {self.vocabulary - 1}; found {least} to {most}")
-        needed = prompts.shape[1] + count - 1
-        if needed > self.decoder.length:
-            raise InputError(
-                f"the decoder holds {self.decoder.length} tokens; a prompt of {prompts.shape[1]} and {count} new ones "
-                f"need {needed}: a longer cache, a shorter prompt, or fewer tokens"
-            )
+        check_length(self.decoder, prompts.shape[1], count)
 
     def receipt(self, steps: int, replays: int, rows: int) -> GenerationReceipt:
         """The receipt of some steps of ``rows`` rows, of which ``replays`` were launches of a graph."""

@@ -15,8 +15,9 @@ from pytest_cudagraph.base_revision.judge import judge_base
 from pytest_cudagraph.check.compare import Tolerance
 from pytest_cudagraph.errors import CaptureRefusal
 from pytest_cudagraph.generation.agreement import compare_with_eager
-from pytest_cudagraph.generation.decoder import Decoder
+from pytest_cudagraph.generation.decoder import Decoder, check_length, check_members
 from pytest_cudagraph.generation.engine import DecodeEngine, call_decoder, padded
+from pytest_cudagraph.generation.prefill import prefill_bytes
 from pytest_cudagraph.generation.times import RepeatedSteps, per_step, time_generations
 from pytest_cudagraph.inputs import Example
 from pytest_cudagraph.pipeline.batch_timing import ArmsBudget, time_arms
@@ -95,6 +96,7 @@ class GreedyRun:
             show = functools.partial(self._show, size)
             timing = time_arms(steps.arms(), budget, steps.rewind, self.device_context, show)
         timing = per_step(timing, steps.steps)
+        memory = prefill_bytes(self.engine.decoder, padded(prompts, rows))
         graph = self.engine.graph(rows)
         receipt = replace(graph.receipt, replays=graph.replays)
         batch = self.device_context.measured_batch(case.name, size, timing, receipt, times.figures())
@@ -108,7 +110,7 @@ class GreedyRun:
         return replace(
             report,
             judgements=(*report.judgements, *judgements),
-            generation=replace(generation, times=times),
+            generation=replace(generation, times=times, bytes=memory),
             timing=timing,
             receipt=receipt,
             baseline=batch.saved,
@@ -151,6 +153,14 @@ def _with_base(case: Case, batch: BatchReport, base: AgainstBase, why_not_judged
 
 def _seed(case: Case) -> int:
     return zlib.crc32(case.name.encode(errors="surrogatepass"))
+
+
+def check_lengths(decoder: Decoder, case: Case) -> None:
+    """Refuse lengths that the decoder cannot hold, before any of them is measured. Raises InputError."""
+    check_members(decoder)
+    for prompt_length in case.prompt_lengths:
+        for output_length in case.output_lengths:
+            check_length(decoder, prompt_length, output_length)
 
 
 def run_once(decoder: Decoder, case: Case, prompts: torch.Tensor | None) -> None:

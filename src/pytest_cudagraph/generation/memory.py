@@ -25,6 +25,7 @@ class PeakBytes(ObservingMode):
         self.peak_bytes = 0
         self._existing = {_key(tensor): tensor.untyped_storage().nbytes() for tensor in existing}
         self._written: set[int] = set()
+        self._read: set[int] = set()
         self._live: dict[int, int] = {}
         self._live_bytes = 0
 
@@ -35,8 +36,8 @@ class PeakBytes(ObservingMode):
 
     @property
     def read_bytes(self) -> int:
-        """The other storages that existed before."""
-        return sum(self._existing.values()) - self.written_bytes
+        """The other storages that existed before and were read."""
+        return sum(self._existing[key] for key in self._read - self._written)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -44,6 +45,7 @@ class PeakBytes(ObservingMode):
         kwargs = kwargs or {}
         written = traits_of(func).written(args, kwargs)
         self._written |= {_key(tensor) for tensor in written} & self._existing.keys()
+        self._read |= {_key(tensor) for tensor in pytree.tensors_in((args, kwargs))} & self._existing.keys()
         output = func(*args, **kwargs)
         for tensor in pytree.tensors_in(output):
             self._count(tensor.untyped_storage())

@@ -87,7 +87,12 @@ def _tokens(decoder: Decoder, length: int, device: torch.device) -> torch.Tensor
     return torch.randint(0, vocabulary, (1, length), generator=generator).to(device)
 
 
-def _run(decoder: Decoder, tokens: torch.Tensor, chunk: int | None) -> _Run:
+def prefill_bytes(decoder: Decoder, prompts: torch.Tensor) -> PrefillBytes:
+    """The bytes of a prefill of prompts (rows, n) in one call, on any device."""
+    return _run(decoder, prompts, None, keep=False).bytes
+
+
+def _run(decoder: Decoder, tokens: torch.Tensor, chunk: int | None, *, keep: bool = True) -> _Run:
     # Transformers reads a value of its cache unless it is captured, and meta tensors have none. So there it builds the
     # mask that it would also build under capture.
     with torch.inference_mode(), replaced(claims_capture(lambda: tokens.is_meta)):
@@ -98,7 +103,8 @@ def _run(decoder: Decoder, tokens: torch.Tensor, chunk: int | None) -> _Run:
             for part in first:
                 decoder(part)  # its logits are not kept
             logits = decoder(last)
-        kept = [] if tokens.is_meta else [logits[:, -1:], *(each.clone() for each in own if _is_cache(each))]
+        keep = keep and not tokens.is_meta
+        kept = [logits[:, -1:], *(each.clone() for each in own if _is_cache(each))] if keep else []
         decoder.reset()
     return _Run(
         PrefillBytes(

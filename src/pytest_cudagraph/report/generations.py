@@ -22,13 +22,34 @@ def generation_tables(reports: Iterable[GraphReport], shown: Mapping[str, str]) 
 
     ``shown`` are the names of the reports as the table above shows them.
     """
+    reports = list(reports)
     found = [(shown.get(report.name, report.name), batch) for report in reports for batch in report.batches]
     lines = []
     for title, titles, cells in _TABLES:
         rows = [[name, *row] for name, batch in found if (row := cells(batch)) is not None]
         columns = [Column(title=title, right=False), *(Column(title=each) for each in titles.split("|"))]
         lines += grid(columns, rows) if rows else []
-    return [*lines, *modes_table(found)]
+    return [*lines, *_prompt_length_table(reports), *modes_table(found)]
+
+
+def _prompt_length_table(reports: Iterable[GraphReport]) -> list[str]:
+    """TTFT and memory over the prompt's length, for each test with several lengths."""
+    points: dict[str, dict[tuple[int, int], Generation]] = {}
+    for report in reports:
+        for generation in (batch.generation for batch in report.batches if batch.generation and batch.generation.times):
+            points.setdefault(report.nodeid, {})[generation.batch_size, generation.prompt_length] = generation
+    several = {name: found for name, found in points.items() if len({length for _, length in found}) > 1}
+    rows = [[name, *_prompt_length_cells(found[key])] for name, found in several.items() for key in sorted(found)]
+    titles = ("batch", "prompt", "TTFT", "activations", "cache", "weights")
+    columns = [Column(title="prompt lengths", right=False), *(Column(title=title) for title in titles)]
+    return grid(columns, rows) if rows else []
+
+
+def _prompt_length_cells(found: Generation) -> list[str]:
+    ttft = "-" if found.times is None else latency_text(found.times.ttft.median_ns)
+    parts = ("activations_bytes", "cache_bytes", "weights_bytes")
+    texts = ["-" if found.bytes is None else bytes_text(getattr(found.bytes, part)) for part in parts]
+    return [str(found.batch_size), str(found.prompt_length), ttft, *texts]
 
 
 def _generation_cells(batch: BatchReport) -> list[str] | None:
@@ -110,6 +131,7 @@ def generation_document(found: Generation | None) -> dict[str, Any] | None:
         "receipt": asdict(found.receipt),
         "tokens": None if found.tokens is None else asdict(found.tokens),
         "times": None if found.times is None else generation_times_fields(found.times),
+        "bytes": None if found.bytes is None else asdict(found.bytes),
     }
 
 

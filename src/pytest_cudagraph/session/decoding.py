@@ -201,6 +201,7 @@ def _greedy(
     from pytest_cudagraph.baseline import parametrized
 
     case = context.resolve(call)
+    generation.check_lengths(under_test.decoder, case)
     if not context.settings.enabled:
         generation.run_once(under_test.decoder, case, prompts)
         return ()

@@ -97,6 +97,8 @@ class Generation:
     receipt: GenerationReceipt
     tokens: TokenAgreement | None = None
     times: GenerationTimes | None = None
+    bytes: PrefillBytes | None = None
+    """Of the prefill of the prompts. None if a gate before failed."""
 
 
 Counted = Literal["activations", "activations+cache", "activations+cache+weights"]
@@ -112,7 +114,7 @@ class PrefillBytes:
     cache_bytes: int
     """The decoder's own tensors that the calls wrote to."""
     weights_bytes: int
-    """The decoder's other tensors."""
+    """The decoder's own tensors that the calls only read."""
 
     def total(self, counting: Counted) -> int:
         """The sum of what is counted."""

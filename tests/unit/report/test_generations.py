@@ -19,6 +19,10 @@ def test_the_table_reads_as_reviewed(golden):
         report("tests/test_a.py::test_b"),
         report("tests/test_a.py::test_c", batch(8, generation=generation(times=None))),
     ]
+    reports += [
+        report("tests/test_a.py::test_d", batch(8, generation=generation(prompt_length=length)))
+        for length in (512, 4096)
+    ]
     golden("report/generations.txt", "\n".join(generation_tables(reports, {})))
 
 
