@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -23,19 +23,16 @@ _TRANSPARENT = (torch.nn.Parameter, torch.nn.Buffer)
 """Subclasses without their own dispatch."""
 
 
-class Observer(Protocol):
-    """Sees every operation of a call, and runs it."""
-
-    def run(self, func: Any, types: tuple[type, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The result of ``func(*args, **kwargs)``."""
+Observe = Callable[[Any, tuple[type, ...], tuple[Any, ...], dict[str, Any]], Any]
+"""Sees every operation of a call, and runs it: the ``run`` of the classes below."""
 
 
 class _Observing(ObservingMode):
     supports_higher_order_operators = True
 
-    def __init__(self, observer: Observer, by_parts: Operators | None) -> None:
+    def __init__(self, run: Observe, by_parts: Operators | None) -> None:
         super().__init__()
-        self._run = observer.run
+        self._run = run
         self._by_parts = by_parts
 
     def __torch_dispatch__(
@@ -49,12 +46,12 @@ class _Observing(ObservingMode):
             return parts(*args, **kwargs)
 
 
-def observing(observer: Observer, *, by_parts: Operators | None = None) -> ObservingMode:
-    """A dispatch mode that passes every operation to ``observer``.
+def observing(run: Observe, *, by_parts: Operators | None = None) -> ObservingMode:
+    """A dispatch mode that passes every operation to ``run``.
 
     ``by_parts``: composite operations without a rule of their own are seen as their parts.
     """
-    return hidden_from_compiler(_Observing)(observer, by_parts)
+    return hidden_from_compiler(_Observing)(run, by_parts)
 
 
 class TraceRecorder:

@@ -11,7 +11,8 @@ import torch
 
 from pytest_cudagraph import inputs, pytree, state
 from pytest_cudagraph.audit.host_calls import HostCallWatch
-from pytest_cudagraph.audit.observer import RuleRecorder, RuleWatch, TraceMatcher, TraceRecorder, observing
+from pytest_cudagraph.audit.observer import Observe, RuleRecorder, RuleWatch, TraceMatcher, TraceRecorder, observing
+from pytest_cudagraph.audit.python_watch import PythonWatch
 from pytest_cudagraph.audit.rule_checks import OwnRules
 from pytest_cudagraph.audit.trace import Origin, OutsideMemory, Trace, storage_of
 from pytest_cudagraph.backends.capture_mode import storage_key
@@ -38,6 +39,8 @@ class ProbeCall:
     own_rules: OwnRules
     gpu_branches: list[Site] = field(default_factory=list)
     """Lines of the first call that branch on ``is_cuda``, which was false."""
+    python_watch: PythonWatch | None = None
+    """Watches the Python of the next calls."""
     _of_state: tuple[Held, dict[int, OutsideMemory], list[object]] | None = None
 
     def held(self) -> Held:
@@ -50,7 +53,7 @@ class ProbeCall:
         known, kept_alive = self._known(given, held)
         recorder = RuleRecorder(self.backend, known, kept_alive, self._placement(known), self.own_rules)
         before = pytree.named_leaves((given.args, given.kwargs))
-        output = self._call(given, _both(recorder.watch.watching(), observing(recorder)))
+        output = self._call(given, _both(recorder.watch.watching(), observing(recorder.run)))
         self.gpu_branches = recorder.watch.gpu_branches
         after = pytree.named_leaves((given.args, given.kwargs))
         recorder.trace.containers += [
@@ -68,7 +71,7 @@ class ProbeCall:
         """A whole trace, without the rules."""
         given = inputs.clone(example)
         recorder = TraceRecorder(self.backend, *self._known(given, held))
-        self._call(given, observing(recorder))
+        self._call(given, self._observing(recorder.run))
         return recorder.trace
 
     def judge(self, example: Example, held: Held, *, by_parts: bool = False, as_on_gpu: bool = False) -> Trace:
@@ -80,7 +83,7 @@ class ProbeCall:
         given = inputs.clone(example)
         placement = self._placement(self._known(given, held)[0], sees_moves=not by_parts)
         rules = RuleWatch(placement, self.own_rules)
-        observed = observing(rules, by_parts=rules.operators if by_parts else None)
+        observed = observing(rules.run, by_parts=rules.operators if by_parts else None)
         if as_on_gpu:
             # Only here: to replace methods of torch.Tensor costs more than a small model's call.
             watch = HostCallWatch(placement=placement, trace=rules.trace, as_on_gpu=True)
@@ -92,8 +95,13 @@ class ProbeCall:
     def is_like(self, first: Trace, example: Example, held: Held) -> bool:
         """Whether a call does the same as the recorded one."""
         matcher = TraceMatcher(first, map(storage_key, held.values()))
-        self._call(inputs.clone(example), observing(matcher))
+        self._call(inputs.clone(example), self._observing(matcher.run))
         return matcher.is_same
+
+    def _observing(self, run: Observe) -> AbstractContextManager[Any]:
+        if self.python_watch is None:
+            return observing(run)
+        return _both(observing(self.python_watch.paused_in(run)), self.python_watch.watching())
 
     def _known(self, given: Example, held: Held) -> tuple[dict[int, OutsideMemory], list[object]]:
         """The memory of state and inputs by storage key, and references that keep these keys from being used again."""

@@ -120,8 +120,9 @@ class _ProbeRuns:
 
     def _twice(self, run: Callable[[], _T]) -> tuple[_T | None, _T | None]:
         """The second call and the third. What moves between them moves with each call."""
-        watch = PythonWatch()
-        second = self._next(_REPEATED[0], lambda: watch.run(run))
+        watch = self.probe.python_watch = PythonWatch()
+        second = self._next(_REPEATED[0], run)
+        self.probe.python_watch = None
         attributes, variables = self._attributes(), watch.globals()
         third = self._next(_REPEATED[1], run)
         moved = _moved(attributes, self._attributes()), _moved(variables, watch.globals())

@@ -10,8 +10,9 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import CodeType, FrameType
-from typing import Any, TypeVar
+from typing import Any
 
 from pytest_cudagraph.audit.trace import Trace
 from pytest_cudagraph.hazards import RawFinding
@@ -19,8 +20,6 @@ from pytest_cudagraph.sources import Sites, library_of, origin_of, user_sites
 from pytest_cudagraph.sources.conditions import branches_on
 from pytest_cudagraph.sources.syntax import running_call
 from pytest_cudagraph.values import Site
-
-_T = TypeVar("_T")
 
 # No clocks that tick between two calls (time.time, perf_counter): most are used for timing, and where such a number
 # reaches an operation, equal calls differ. No environment either: it does not change by itself.
@@ -38,21 +37,40 @@ _MAX_ENTRIES = 64
 
 
 class PythonWatch:
-    """Collects the functions that run in a call, and where they read the date. See :meth:`run`."""
+    """Collects the functions that run in a call, and where they read the date: see :meth:`watching`."""
 
     def __init__(self) -> None:
         self._functions: dict[int, tuple[CodeType, dict[str, Any]]] = {}
         self._reads: list[tuple[str, Sites]] = []
+        self._is_on = False
 
-    def run(self, call: Callable[[], _T]) -> _T:
-        """The result of ``call``. It is not watched where a profiler holds Python's profiling hook."""
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Watch what runs inside, but nothing where a profiler holds Python's profiling hook."""
         if sys.getprofile() is not None:
-            return call()
+            yield
+            return
+        self._is_on = True
         sys.setprofile(self._note)
         try:
-            return call()
+            yield
         finally:
+            self._is_on = False
             sys.setprofile(None)
+
+    def paused_in(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """``run`` without the watch, which would make each of its steps slower."""
+
+        def unwatched(*args: Any) -> Any:
+            if not self._is_on:
+                return run(*args)
+            sys.setprofile(None)
+            try:
+                return run(*args)
+            finally:
+                sys.setprofile(self._note)
+
+        return unwatched
 
     def _note(self, frame: FrameType, event: str, arg: Any) -> None:
         if event == "call":
