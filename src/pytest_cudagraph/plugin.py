@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pytest_cudagraph.session import benchmarks, fleet, hook_specs, lifecycle, worker_results
+from pytest_cudagraph.session import benchmarks, devices, fleet, hook_specs, lifecycle, worker_results
 from pytest_cudagraph.session.decoding import decode_engine
 from pytest_cudagraph.session.engine_modes import engine_modes
 from pytest_cudagraph.session.fixtures import (
@@ -59,7 +59,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    lifecycle.check_machine(session.config)
+    devices.check_machine(session.config)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -77,3 +77,27 @@ def test_a_rule_for_a_hazard_that_does_not_exist_is_refused(project):
     result = project.measure("-k", "scale")
     result.assert_outcomes(failed=1, deselected=1)
     result.stdout.fnmatch_lines(["E*the hazard of an audit rule takes ids of hazards: *; found 'slow'"])
+
+
+BACKEND = PAGE.read_text(encoding="utf-8").partition("## A backend")[2].partition("```python")[2].partition("```")[0]
+
+
+def test_a_plugin_brings_a_backend_that_option_and_marker_name_and_whose_speed_is_judged_and_saved(project):
+    project.pytester.makeconftest(BACKEND)
+    project.write(plain="assert cudagraph(Mlp().eval(), torch.randn(1, 16), min_speedup=0.001).device.kind == 'toy'")
+    options = ("--cudagraph", "--cudagraph-batch-sizes=1", "--cudagraph-device=toy")
+    project.run(*options, "--cudagraph-update").assert_outcomes(passed=1)
+    again = project.run(*options, "--cudagraph-max-slowdown=inf")
+    again.stdout.fnmatch_lines(["cudagraph: Toy 1, torch *; baseline .cudagraph/toy-1.json; gate 1.15x", "1 passed"])
+    project.pytester.makepyfile(
+        test_user="""
+        import pytest, torch
+
+        @pytest.mark.graph_speedup(device="toy", min=0.001)
+        def test_marked(cudagraph):
+            assert cudagraph(torch.nn.Linear(4, 4).eval(), torch.randn(1, 4)).device.name == "Toy 1"
+        """
+    )
+    project.run("--cudagraph", "--cudagraph-batch-sizes=1").assert_outcomes(passed=1)
+    refused = project.run("--cudagraph", "--cudagraph-device=tpu")
+    refused.stderr.fnmatch_lines(["*--cudagraph-device takes one of auto, cuda, cpu, toy; found 'tpu'"])

@@ -83,12 +83,9 @@ def device(found: Mapping[str, Any]) -> DeviceInfo:
 @lru_cache(maxsize=8)
 def _device(items: tuple[tuple[str, Any], ...]) -> DeviceInfo:
     found = dict(items)
-    kind = text(found, "kind")
-    if kind not in ("cuda", "cpu"):
-        raise _error("kind", "cuda or cpu", kind)
     optional = {key: text(found, key) for key in ("driver", "cuda", "mig", "clocks") if found.get(key) is not None}
     return DeviceInfo(
-        kind="cuda" if kind == "cuda" else "cpu",
+        kind=text(found, "kind"),
         name=text(found, "name"),
         driver=optional.get("driver"),
         cuda=optional.get("cuda"),

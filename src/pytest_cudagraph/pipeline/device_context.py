@@ -157,7 +157,7 @@ class DeviceContext:
     def using_its_threads(self) -> Iterator[None]:
         """Let torch use the threads of this device's description, on the CPU twin. On a GPU they decide nothing."""
         before = torch.get_num_threads()
-        if self.device.kind == "cuda" or before == self.device.threads:
+        if self.device.kind != "cpu" or before == self.device.threads:
             yield
             return
         torch.set_num_threads(self.device.threads)
@@ -210,18 +210,24 @@ class DeviceContext:
         )
 
 
-def open_device_context(option: str, settings: Settings) -> DeviceContext:
+def open_device_context(
+    option: str, settings: Settings, other: Callable[[], tuple[Backend, DeviceInfo]] | None = None
+) -> DeviceContext:
     """Open the device of ``--cudagraph-device`` (or of a marker) and read its baseline file.
 
-    Raises :class:`~pytest_cudagraph.errors.DeviceUnavailable` and :class:`~pytest_cudagraph.errors.BaselineError`.
+    ``other`` opens a device that another plugin brings. Raises :class:`~pytest_cudagraph.errors.DeviceUnavailable` and
+    :class:`~pytest_cudagraph.errors.BaselineError`.
     """
-    choice = device.choose(option, require_gpu=settings.require_gpu)
-    described = device.describe(choice.kind)
+    if other is None:
+        choice = device.choose(option, require_gpu=settings.require_gpu)
+        described, backend = device.describe(choice.kind), open_backend(choice.kind)
+    else:
+        backend, described = other()
+        choice = device.Choice(kind=described.kind, judged=True, reason=f"{option} was requested")
     if choice.kind == "cpu":
         described = replace(described, threads=settings.threads)
     store = JsonStore(settings.baseline_folder, described)
-    why_not_judged = _why_not_judged(choice, settings)
-    backend, clock = open_backend(choice.kind), PerfCounterClock()
+    why_not_judged, clock = _why_not_judged(choice, settings), PerfCounterClock()
     return DeviceContext(
         backend=backend,
         device=described,

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_cudagraph import environment, errors
+from pytest_cudagraph import errors
 from pytest_cudagraph.foreign import printable
+from pytest_cudagraph.session.devices import open_once
 from pytest_cudagraph.session.exceptions import depth_of_test, exclusive_call, hide_plugin_frames, outcome_of
 from pytest_cudagraph.session.hook_specs import joined
-from pytest_cudagraph.session.state_keys import BASE, CALL_LOCK, DEVICE_CONTEXTS, OUTCOMES, OWNERS, SETTINGS, marks_of
+from pytest_cudagraph.session.state_keys import BASE, CALL_LOCK, OUTCOMES, OWNERS, SETTINGS, marks_of
 from pytest_cudagraph.settings.case import CallSettings, Case, ModelCall, make_case
 
 if TYPE_CHECKING:
@@ -287,14 +288,3 @@ def _run_of(graphs: Graphs) -> ModelRun | None:
 
 def _or(given: Any, otherwise: Any) -> Any:
     return otherwise if given is None else given
-
-
-def open_once(config: pytest.Config, option: str) -> DeviceContext:
-    """Open a device, or give the one opened before."""
-    environment.require_torch()
-    from pytest_cudagraph.pipeline import open_device_context
-
-    device_contexts = config.stash[DEVICE_CONTEXTS]
-    if option not in device_contexts:
-        device_contexts[option] = open_device_context(option, config.stash[SETTINGS])
-    return device_contexts[option]

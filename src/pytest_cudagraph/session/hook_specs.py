@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, TypeVar
 
@@ -11,7 +11,8 @@ import pytest
 from pytest_cudagraph.foreign import message_of
 
 if TYPE_CHECKING:
-    from pytest_cudagraph.values import AuditRule, GraphReport, ReportColumn
+    from pytest_cudagraph.protocols import Backend
+    from pytest_cudagraph.values import AuditRule, DeviceInfo, GraphReport, ReportColumn
 
 _T = TypeVar("_T")
 
@@ -31,6 +32,11 @@ def pytest_cudagraph_terminal_columns(config: pytest.Config) -> Sequence[ReportC
 def pytest_cudagraph_audit_rules(config: pytest.Config) -> Sequence[AuditRule]:
     """Rules for custom operators: which of them a capture refuses, and which are legal."""
     return ()
+
+
+def pytest_cudagraph_backends(config: pytest.Config) -> Mapping[str, Callable[[], tuple[Backend, DeviceInfo]]]:
+    """Backends by the name for ``--cudagraph-device``. The function opens one and describes its device."""
+    return {}
 
 
 def joined(results: Iterable[Iterable[_T]]) -> tuple[_T, ...]:

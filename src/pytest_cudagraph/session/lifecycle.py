@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_cudagraph.foreign import printable_lines
-from pytest_cudagraph.session import fleet, hook_specs, worker_results
+from pytest_cudagraph.session import devices, fleet, hook_specs, worker_results
 from pytest_cudagraph.session.state_keys import (
     CALL_LOCK,
     CALLS,
@@ -72,16 +72,6 @@ def _is_narrowed(config: pytest.Config) -> bool:
     return given or any("::" in argument for argument in config.args)
 
 
-def check_machine(config: pytest.Config) -> None:
-    """Under xdist, refuse a machine without the GPU that was asked for before any worker starts."""
-    settings = config.stash[SETTINGS]
-    if (settings.base or settings.sample) and (settings.workers or config.getoption("dist", "no") != "no"):
-        raise pytest.UsageError("--cudagraph-base measures in processes of its own, one at a time: run without -n")
-    spreads = config.getoption("dist", "no") != "no" and not hasattr(config, "workerinput")
-    if settings.enabled and spreads and (settings.require_gpu or settings.device == "cuda"):
-        _open_or_refuse(config, settings.device)
-
-
 def select(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Parse every mark before the first test, so that an error ends the run. Apply ``--cudagraph-only``."""
     with _usage_error_to_controller(config, items):
@@ -134,16 +124,7 @@ def open_devices(session: pytest.Session) -> None:
     ours = [item for item in session.items if uses_plugin(item)]
     config.stash[OURS].update(item.nodeid for item in ours)
     with _usage_error_to_controller(config, session.items):
-        _open_all(config, ours)
-
-
-def _open_all(config: pytest.Config, ours: list[pytest.Item]) -> None:
-    for item in ours:
-        _open_or_refuse(config, marks_of(item).device or config.stash[SETTINGS].device)
-    if ours:
-        from pytest_cudagraph.session.before_tests import warn_of_fine_gates
-
-        warn_of_fine_gates(config, ours)
+        devices.open_all(config, ours)
 
 
 def compare_revisions(session: pytest.Session) -> None:
@@ -152,16 +133,6 @@ def compare_revisions(session: pytest.Session) -> None:
         from pytest_cudagraph.session import before_tests
 
         before_tests.compare(session)
-
-
-def _open_or_refuse(config: pytest.Config, option: str) -> None:
-    from pytest_cudagraph.errors import BaselineError, DeviceUnavailable
-    from pytest_cudagraph.session.context import open_once
-
-    try:
-        open_once(config, option)
-    except (DeviceUnavailable, BaselineError) as error:
-        raise pytest.UsageError(str(error)) from error
 
 
 def header(config: pytest.Config) -> list[str]:

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 
 from pytest_cudagraph.foreign import value_text
-from pytest_cudagraph.settings.options import COMPILE_MODES, DEVICES, DeviceOption
+from pytest_cudagraph.settings.options import COMPILE_MODES, DeviceOption
 from pytest_cudagraph.settings.parsing import (
+    DEVICES,
     check_covered,
+    device_of,
     distinct_sizes,
     flag,
     fraction,
@@ -150,6 +152,7 @@ def _merged(
     item: pytest.Item, name: str, parsers: Mapping[str, Callable[[Any], Any]], fixtures: frozenset[str]
 ) -> dict[str, Any]:
     merged: dict[str, Any] = {}
+    parsers = {**parsers, "device": device_of(item.config)} if "device" in parsers else parsers
     for mark in item.iter_markers(name):
         for key, value in _read_mark(item.nodeid, mark, parsers).items():
             merged.setdefault(key, value)

@@ -11,14 +11,23 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import pytest
 
-from pytest_cudagraph.settings.parsing import distinct_sizes, fraction, number, one_of, seconds, thread_count
+from pytest_cudagraph.settings.parsing import (
+    DEVICES,
+    device_of,
+    distinct_sizes,
+    fraction,
+    number,
+    one_of,
+    seconds,
+    thread_count,
+)
 
 if TYPE_CHECKING:
     from pytest_cudagraph.values import CompileMode
 
-DeviceOption = Literal["auto", "cuda", "cpu"]
+DeviceOption = str
+"""``auto``, ``cuda``, ``cpu``, or the name that another plugin gave its backend."""
 SAMPLE_FLAG = "--cudagraph-sample"
-DEVICES = ("auto", "cuda", "cpu")
 COMPILE_MODES = ("none", "inductor", "aot")
 # Not read from the types: every pytest run loads this module, and ``values`` costs milliseconds.
 Update = Literal["never", "new", "changed", "all"]
@@ -269,7 +278,7 @@ def _read_option(config: pytest.Config, option: Option) -> Any:
     if isinstance(given, str) and not given.strip():
         raise pytest.UsageError(
             f"{where} takes {option.metavar}; found {given!r}, perhaps from an unset shell variable; set the variable, "
-            f"or omit the flag to use the default ({_default_text(option.default)})"
+            f"or omit the flag to use the default ({default_text(option.default)})"
         )
     if given is None:
         given, where = config.getini(option.ini), f"ini option {option.ini}"
@@ -279,24 +288,12 @@ def _read_option(config: pytest.Config, option: Option) -> Any:
     if option.parse is None:
         return bool(given)
     try:
-        return option.parse(given)
+        return (device_of(config) if option.setting == "device" else option.parse)(given)
     except ValueError as allowed:
         raise pytest.UsageError(f"{where} takes {allowed}; found {given!r}") from None
 
 
-def options_markdown() -> str:
-    """The table of ``docs/options.md``; a test keeps the page equal to it."""
-    rows = ["| flag | ini | default | meaning |", "|---|---|---|---|"]
-    for option in OPTIONS:
-        value = f"={option.metavar}" if option.metavar else ""
-        shown = f"[{value}]" if option.bare else value
-        # An unescaped bar would end the cell.
-        flag = f"{option.flag}{shown}".replace("|", "\\|")
-        rows.append(f"| `{flag}` | `{option.ini}` | {_default_text(option.default)} | {option.help} |")
-    return "\n".join(rows) + "\n"
-
-
-def _default_text(default: Any) -> str:
+def default_text(default: Any) -> str:
     if default is False or default is None:
         return "off"
     return ",".join(map(str, default)) if isinstance(default, tuple) else str(default)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["cuda", "cpu"]
-"""CUDA graphs on a GPU, or the CPU twin."""
+Kind = str
+"""``cuda``: CUDA graphs on a GPU. ``cpu``: the CPU twin. Another name: the backend of another plugin."""
 
 
 def is_emulated(name: str) -> bool:

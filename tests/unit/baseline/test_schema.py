@@ -332,7 +332,7 @@ def test_a_number_that_nothing_can_be_made_of_is_named(place, value):
     [
         ("name", None, "name must be a text, not None"),
         ("name", ["H200"], "unhashable type: 'list'"),
-        ("kind", "tpu", "kind must be cuda or cpu, not 'tpu'"),
+        ("kind", 3, "kind must be a text, not 3"),
         ("driver", 580, "driver must be a text, not 580"),
         ("torch", None, "torch must be a text, not None"),
         ("threads", "16", "threads must be a whole number, not '16'"),

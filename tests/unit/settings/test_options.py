@@ -12,7 +12,7 @@ from pytest_cudagraph.settings.options import (
     DEVICES,
     OPTIONS,
     DeviceOption,
-    options_markdown,
+    default_text,
     read_settings,
 )
 from pytest_cudagraph.values import CompileMode
@@ -186,6 +186,18 @@ def test_the_baseline_folder_lies_under_the_root_unless_absolute(settings_of, tm
 def test_spelt_out_choices_are_those_of_the_types():
     assert get_args(CompileMode) == COMPILE_MODES
     assert get_args(DeviceOption) == DEVICES
+
+
+def options_markdown():
+    """The table of ``docs/options.md``."""
+    rows = ["| flag | ini | default | meaning |", "|---|---|---|---|"]
+    for option in OPTIONS:
+        value = f"={option.metavar}" if option.metavar else ""
+        shown = f"[{value}]" if option.bare else value
+        # An unescaped bar would end the cell.
+        flag = f"{option.flag}{shown}".replace("|", "\\|")
+        rows.append(f"| `{flag}` | `{option.ini}` | {default_text(option.default)} | {option.help} |")
+    return "\n".join(rows) + "\n"
 
 
 def test_the_options_page_shows_the_table():
