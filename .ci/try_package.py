@@ -1,6 +1,6 @@
 """Build the distributions, check them, install each in a clean environment, and run an example from it.
 
-python .ci/try_package.py FOLDER
+``python .ci/try_package.py FOLDER`` writes below the folder alone.
 """
 
 from __future__ import annotations

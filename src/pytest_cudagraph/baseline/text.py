@@ -1,4 +1,5 @@
-"""A baseline file written: sorted keys, a fixed order of records, four significant digits, one line for each session.
+"""A baseline file written: sorted keys, a fixed order of records, four significant digits, one line for what changes
+together: a session, the statistics of an arm, the speedup.
 
 A file is reviewed in pull requests. Reading it (:mod:`pytest_cudagraph.baseline.schema`) and writing it again gives the
 same bytes. The text is filled into templates, because ``json.dumps`` with ``indent`` takes six times as long: seconds
@@ -46,23 +47,10 @@ _RECORD = """\
         "arm": "%(arm)s",
         "batch_size": %(batch_size)d
       },
-      "stats": {
-        "hd15iqr": %(hd15iqr)s,
-        "iqr": %(iqr)s,
-        "iterations": 1,
-        "ld15iqr": %(ld15iqr)s,
-        "max": %(q90)s,
-        "mean": %(median)s,
-        "median": %(median)s,
-        "min": %(min)s,
-        "ops": %(ops)s,
-        "outliers": "n/a",
-        "q1": %(q1)s,
-        "q3": %(q3)s,
-        "rounds": %(rounds)d,
-        "stddev": %(stddev)s,
-        "total": %(total)s
-      }
+      "stats": {\
+"hd15iqr": %(hd15iqr)s, "iqr": %(iqr)s, "iterations": 1, "ld15iqr": %(ld15iqr)s, "max": %(q90)s, \
+"mean": %(median)s, "median": %(median)s, "min": %(min)s, "ops": %(ops)s, "outliers": "n/a", "q1": %(q1)s, \
+"q3": %(q3)s, "rounds": %(rounds)d, "stddev": %(stddev)s, "total": %(total)s}
     }"""
 
 _GRAPH = """\
@@ -77,11 +65,7 @@ _HISTORY = """,
           "sessions": [
             %(sessions)s
           ],
-          "speedup": {
-            "estimate": %(estimate)s,
-            "high": %(high)s,
-            "low": %(low)s
-          }"""
+          "speedup": {"estimate": %(estimate)s, "high": %(high)s, "low": %(low)s}"""
 """What the record of a replay holds beside."""
 
 _LINES = json.JSONEncoder(ensure_ascii=False, sort_keys=True, separators=(",\n            ", ": "))
@@ -111,13 +95,14 @@ def records_text(entries: Mapping[Key, SavedBatch]) -> str:
 
 def about_text(content: Content) -> str:
     """The rest of the text: the machine and the commit that wrote it last."""
+    commit = json.dumps(dict(content.commit_info), sort_keys=True, ensure_ascii=False, allow_nan=False)
     about = {
-        "commit_info": dict(content.commit_info),
         "datetime": max((entry.saved_at for entry in content.entries.values()), default=""),
         "machine_info": dict(content.machine_info),
         "version": _SCHEMA_OF,
     }
-    return "," + json.dumps(about, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False)[1:] + "\n"
+    rest = json.dumps(about, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False)
+    return f',\n  "commit_info": {commit},{rest[1:]}\n'
 
 
 def records_of(entry: SavedBatch) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import math
 import reprlib
@@ -16,6 +17,7 @@ from tests.facts import H200, by_key, latency, saved, sessions, with_figures
 from pytest_cudagraph.baseline import Content, parse, text_of
 from pytest_cudagraph.baseline.text import machine_info
 from pytest_cudagraph.errors import BaselineError
+from pytest_cudagraph.values import Interval
 
 TWO = by_key(
     saved("tests/test_a.py::test_b[fp16]", 8, compiled=latency(80.0)),
@@ -40,6 +42,21 @@ def test_a_session_more_is_a_line_more():
     assert len(two) == len(one) + 1
     # The line before it gets its comma.
     assert len(set(two) - set(one)) == 2
+
+
+def test_a_replaced_batch_size_changes_at_most_a_dozen_lines():
+    def written(size_1_us, saved_at, commit):
+        kept, changed = saved(batch_size=8), saved(
+            batch_size=1, eager=latency(3 * size_1_us), compiled=latency(2 * size_1_us), replay=latency(size_1_us),
+            sessions=sessions(size_1_us), saved_at=saved_at, speedup=Interval(estimate=size_1_us, low=1.0, high=99.0),
+        )  # fmt: skip
+        found = Content(
+            entries=by_key(kept, changed), machine_info=machine_info(H200), commit_info={"id": commit, "dirty": False}
+        )
+        return text_of(found).splitlines()
+
+    diff = difflib.ndiff(written(60.0, "2026-11-21", "1a2b3c4"), written(90.0, "2026-11-22", "9f8e7d6"))
+    assert 0 < len([line for line in diff if line.startswith("+ ")]) <= 12
 
 
 def test_a_restless_session_is_read_as_it_was():
