@@ -207,7 +207,7 @@ def saved_batch(report: GraphReport, batch: BatchReport, *, saved_at: str, commi
     """The entry of a batch size that was timed on a known device, as one session."""
     timing, receipt = batch.timing, batch.receipt
     times = batch.generation.times if batch.generation else None
-    figures = times.figures() if times else baseline.NO_FIGURES
+    figures = {**(times.figures() if times else {}), **batch.figures}
     assert timing is not None
     assert report.device is not None
     return SavedBatch(

@@ -39,3 +39,78 @@ def test_a_missed_limit_fails_at_the_tests_own_line_and_calls_are_in_the_documen
         (f"{file}::test_holds", "decode", 3, 12),
         (f"{file}::test_missed", "decode", 3, 12),
     ]
+
+
+AGAINST = """
+import torch
+from models import *
+
+class Clock:
+    resolution_ns, now = 1, 0
+    def now_ns(self):
+        return self.now
+
+def test_serving(perf_monitor, cudagraph):
+    report = cudagraph(Mlp().eval(), torch.randn(1, 16), batch_sizes=[1], min_speedup=0.01)
+    clock = Clock()
+    perf_monitor.calls.now_ns = clock.now_ns
+    for _ in range(12):
+        with perf_monitor.measure("decode", tokens=2):
+            clock.now += CALL_NS
+    perf_monitor.expect("decode", baseline=report)
+"""
+
+
+def test_calls_are_compared_with_the_entry_of_the_model_and_saved_in_it(project):
+    def run(call_ns, *options):
+        project.pytester.makepyfile(test_user=AGAINST.replace("CALL_NS", str(call_ns)))
+        return project.measure(*options)
+
+    run(50_000_000, "--cudagraph-update").assert_outcomes(passed=1)
+    run(51_000_000, "--cudagraph-update=new").assert_outcomes(passed=1)
+    (session,) = json.loads(project.baseline.read_text())["benchmarks"][-1]["extra_info"]["cudagraph"]["sessions"]
+    assert session["figures"] == {
+        "decode: time per call": {"median": 0.05, "q1": 0.05},
+        "decode: time per token": {"median": 0.025, "q1": 0.025},
+    }
+    result = run(400_000_000, "--cudagraph-max-slowdown=1")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines([
+        ">*perf_monitor.expect(\"decode\", baseline=report)",
+        "E *SlowerThanBaseline: batch 1: decode: time per call is * slower than the baseline *50.0 -> 400.0 ms*",
+    ])  # fmt: skip
+    assert "pytest_cudagraph/" not in result.stdout.str()
+
+
+MISTAKEN = """
+import torch
+from models import *
+
+def report_of(cudagraph):
+    return cudagraph(Mlp().eval(), torch.randn(1, 16), min_speedup=0.01)
+
+def test_no_report(perf_monitor):
+    with perf_monitor.measure("decode"): pass
+    perf_monitor.expect("decode", baseline="calls.json")
+
+def test_no_size(perf_monitor, cudagraph):
+    for _ in range(10):
+        with perf_monitor.measure("decode"): pass
+    perf_monitor.expect("decode", baseline=report_of(cudagraph))
+
+def test_few_calls(perf_monitor, cudagraph):
+    with perf_monitor.measure("decode"): pass
+    perf_monitor.expect("decode", baseline=report_of(cudagraph), batch_size=2)
+"""
+
+
+def test_a_baseline_that_cannot_be_compared_is_one_sentence(project):
+    project.pytester.makepyfile(MISTAKEN)
+    result = project.measure()
+    result.assert_outcomes(failed=3)
+    result.stdout.fnmatch_lines([
+        "E *InputError: baseline takes the report that cudagraph returned; found 'calls.json'",
+        "E *InputError: batch_size takes one of the sizes of the report, [[]1, 2[]]; found None",
+        "E *ExpectationMissed: decode: a baseline keeps at least 10 calls; found 1",
+    ])  # fmt: skip
+    project.run("-k", "few_calls").assert_outcomes(passed=1, deselected=2)

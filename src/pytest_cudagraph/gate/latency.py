@@ -58,7 +58,7 @@ def judge_figures(batch: MeasuredBatch, max_slowdown: float) -> tuple[Judgement,
         judgement = Judgement(
             gate="baseline",
             verdict=Verdict.FAILED if is_slower else Verdict.PASSED,
-            reason=_reason(comparison, change, max_slowdown, FIGURES[name]),
+            reason=_reason(comparison, change, max_slowdown, FIGURES.get(name, name)),
             evidence=_evidence(batch, batch.saved, batch.device, change),
             remedy=_ACCEPT if is_slower else "",
         )
@@ -212,7 +212,9 @@ def replaced_text(saved: SavedBatch, new: SavedBatch) -> str:
     alike = {name: getattr(saved, name) for name in ("kernels", "kernel_names", "device", "compiled")}
     has_moved = not baselines.is_continued(saved, replace(new, **alike))
     texts = [f"{_latency_text(change)}{kernels}"] if has_moved or kernels else []
-    texts += [_latency_text(each, FIGURES[name]) for name, each in baselines.moved_figures(saved, new).items()]
+    texts += [
+        _latency_text(each, FIGURES.get(name, name)) for name, each in baselines.moved_figures(saved, new).items()
+    ]
     return ", ".join(texts)
 
 

@@ -13,13 +13,14 @@ import pytest
 
 from pytest_cudagraph.errors import InputError
 from pytest_cudagraph.foreign import value_text
+from pytest_cudagraph.session.call_figures import judge_calls
 from pytest_cudagraph.session.context import FixtureContext
 from pytest_cudagraph.session.tuning_fixture import tune_after
 from pytest_cudagraph.session.worker_results import keep_calls
 from pytest_cudagraph.settings.case import CallSettings, ModelCall
 
 if TYPE_CHECKING:
-    from pytest_cudagraph.monitor import CallMonitor, PerfMonitor
+    from pytest_cudagraph.monitor import CallMonitor, CallSummary, PerfMonitor
     from pytest_cudagraph.pipeline import CompiledModel, Graphs
     from pytest_cudagraph.protocols import Clock
     from pytest_cudagraph.values import Agreement, CompileMode, GraphReport
@@ -216,10 +217,24 @@ class MeasureSpeedup:
 class PerfMonitorFixture:
     """The ``perf_monitor`` fixture: a :class:`~pytest_cudagraph.CallMonitor` of this test, and the card of a block."""
 
-    def __init__(self, calls: CallMonitor) -> None:
+    def __init__(self, calls: CallMonitor, context: FixtureContext) -> None:
         self.calls = calls
-        self.watch, self.measure = calls.watch, calls.measure
-        self.summary, self.expect = calls.summary, calls.expect
+        self._context = context
+        self.watch, self.measure, self.summary = calls.watch, calls.measure, calls.summary
+
+    def expect(
+        self, name: str, *, baseline: GraphReport | None = None, batch_size: int | None = None, **limits: Any
+    ) -> CallSummary:
+        """As :meth:`CallMonitor.expect`. ``baseline`` is the report of this test's model.
+
+        With it, the time of a call and of a token are also compared with the model's entry at ``batch_size``, and saved
+        in it. Raises :class:`~pytest_cudagraph.errors.SlowerThanBaseline`.
+        """
+        __tracebackhide__ = True
+        summary = self.calls.expect(name, **limits)
+        if baseline is not None:
+            judge_calls(self._context, self.calls, name, baseline, batch_size)
+        return summary
 
     def __call__(self, *, every_s: float | None = None, clock: Clock | None = None) -> PerfMonitor:
         """A context manager that watches host and GPU while its block runs. Its ``card`` says what it saw."""
@@ -268,5 +283,5 @@ def perf_monitor(request: pytest.FixtureRequest) -> Iterator[PerfMonitorFixture]
     from pytest_cudagraph.monitor import CallMonitor
 
     calls = CallMonitor()
-    yield PerfMonitorFixture(calls)
+    yield PerfMonitorFixture(calls, FixtureContext(request))
     keep_calls(request, calls)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal
 
@@ -12,7 +12,7 @@ from pytest_cudagraph.values.evidence import Agreement, Finding, Receipt
 from pytest_cudagraph.values.generation import Generation, Lookup, Prefill
 from pytest_cudagraph.values.guided import Guided
 from pytest_cudagraph.values.saved import BaseComparison, Comparison, NoBaseline, SavedBatch
-from pytest_cudagraph.values.timings import DeviceInfo, Timing
+from pytest_cudagraph.values.timings import DeviceInfo, Latency, Timing
 
 GateName = Literal[
     "eager", "audit", "compile", "capture", "check", "speedup", "over-compiled", "baseline", "structure", "base",
@@ -91,6 +91,8 @@ class BatchReport:
     lookup: Lookup | None = None
     guided: Guided | None = None
     modes: EngineModes | None = None
+    figures: Mapping[str, Latency] = field(default_factory=dict)
+    """Of recorded calls that a baseline keeps beside the replay. Larger is slower."""
 
     @property
     def has_entry(self) -> bool:
