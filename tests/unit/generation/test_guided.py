@@ -123,10 +123,13 @@ def test_samples_start_at_one_position_and_count_the_masks_alone():
         grammar = GrammarCache().compiled(json_schema(PERSON), WORDS, VOCABULARY, STOP)
         steps = RepeatedGuidedSteps(GuidedEngine(engine, grammar, 2), torch.arange(6).repeat(2, 1), 30, clock)
         start = decoder.position[:2].clone()
+        masks = []
         for arm in (steps.arms().eager, steps.arms().replay, steps.arms().replay):
             arm()
+            masks.append(steps._masks.packed.clone())
             assert decoder.position[:2].tolist() == (start + steps.steps).tolist()
             steps.rewind()
             assert torch.equal(decoder.position[:2], start)
     assert steps.steps == 8
+    assert torch.equal(masks[1], masks[2])
     assert len(steps.rows_masks_ns) == 2 * 8
