@@ -7,11 +7,11 @@ from typing import get_args
 
 import pytest
 
+from pytest_cudagraph import device
 from pytest_cudagraph.settings.options import (
     COMPILE_MODES,
     DEVICES,
     OPTIONS,
-    DeviceOption,
     default_text,
     read_settings,
 )
@@ -185,7 +185,7 @@ def test_the_baseline_folder_lies_under_the_root_unless_absolute(settings_of, tm
 
 def test_spelt_out_choices_are_those_of_the_types():
     assert get_args(CompileMode) == COMPILE_MODES
-    assert get_args(DeviceOption) == DEVICES
+    assert get_args(device.DeviceOption) == DEVICES
 
 
 def options_markdown():
