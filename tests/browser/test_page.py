@@ -83,16 +83,20 @@ def names(shown):
 
 def test_the_demo_names_its_page_and_the_page_shows_its_run(opened, tmp_path):
     command = [sys.executable, ROOT / "examples" / "demo.py", "-k", "linear", "-p", "no:xdist", "-q"]
-    options = ["--cudagraph-time-budget=0.4", f"--cudagraph-baseline={tmp_path / 'baseline'}"]
+    # The other examples import transformers.
+    options = [
+        "--ignore-glob=*/test_[!l]*",
+        "--ignore-glob=*/test_ll*",
+        "--cudagraph-time-budget=0.4",
+        f"--cudagraph-baseline={tmp_path / 'baseline'}",
+    ]
     ran = subprocess.run([*command, *options], cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert "wrote the page cudagraph-demo.html" in ran.stdout.splitlines()
 
     shown = opened(tmp_path / "cudagraph-demo.html")
     assert names(shown) == ["test_linear_classifier.py::test_linear_classifier", "", "", ""]
     assert column(shown, 1) == ["1", "2", "4", "8"]
-    shown.locator(".test summary").click()
-    assert shown.locator(".test svg.p").count() >= 2
-    assert "inplace" not in shown.title()
+    assert shown.locator(".test svg.p:visible").count() >= 2
 
 
 def test_a_click_sorts_by_number_across_units_and_what_is_no_number_stays_last(opened, run_page):

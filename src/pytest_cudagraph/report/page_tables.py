@@ -203,6 +203,11 @@ def _workloads(found: Mapping[str, Any]) -> PageTable | None:
                   "measurement does not decide")  # fmt: skip
 
 
+def _tuned(found: Mapping[str, Any]) -> PageTable | None:
+    rows = ([each["nodeid"], "\n".join(each["lines"])] for each in found.get("tuned", ()))
+    return _table("Tuned", "test|result", rows, words="test|result")
+
+
 def _settings(found: Mapping[str, Any]) -> PageTable | None:
     rows = ([name, _setting(value)] for name, value in found["settings"].items())
     return _table("Settings", "setting|value", rows, words="setting|value", folded=True)
@@ -230,5 +235,6 @@ _SECTIONS: tuple[Callable[[Mapping[str, Any]], PageTable | None], ...] = (
     _modes,
     _calls,
     _workloads,
+    _tuned,
     _settings,
 )

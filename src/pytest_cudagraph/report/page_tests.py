@@ -144,6 +144,8 @@ def _summary(test: Mapping[str, Any]) -> Iterator[str]:
     if test.get("compile_mode", "none") != "none":
         seconds = test.get("compile_seconds")
         yield test["compile_mode"] + (f", compiled in {seconds_text(to_ns(seconds))}" if seconds else "")
+    if test.get("gpu"):
+        yield test["gpu"]
 
 
 def _told(judged: Mapping[str, Any]) -> list[Mapping[str, Any]]:

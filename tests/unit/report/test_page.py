@@ -81,7 +81,8 @@ def story():
         report("tests/test_a.py::test_gpt", batch(8, wrong), findings=(scalar, note), compile_mode="inductor"),
         replace(report("tests/test_b.py::test_host"), batches=(), judgements=(
             judgement(Verdict.NOT_CAPTURED, gate="audit", reason="the host waits for the device"),), findings=(note,)),
-        report("tests/test_b.py::test_busy", batch(1, judgement(Verdict.INCONCLUSIVE, reason="not decided"))),
+        report("tests/test_b.py::test_busy", batch(1, judgement(Verdict.INCONCLUSIVE, reason="not decided")),
+               gpu="GPU-1a2b"),
         report("tests/test_b.py::test_new", batch(1, judgement(
             Verdict.NOT_JUDGED, gate="baseline", reason="not compared: nothing is saved"), comparison="new",
             baseline=NoBaseline(comparison="new", reason="nothing is saved"), agreement=unproven)),
@@ -136,7 +137,8 @@ def shown(text):
 
 
 def test_the_page_reads_as_reviewed(golden):
-    golden("report/page.txt", shown(page(written(story(), calls=CALLS, workloads=WORKLOADS))))
+    tuned = [{"nodeid": "tests/test_a.py::test_mlp", "lines": ["tuned: mlp: best is batch 8", "  a marker"]}]
+    golden("report/page.txt", shown(page(written(story(), calls=CALLS, workloads=WORKLOADS) | {"tuned": tuned})))
 
 
 def test_a_page_of_the_twin_names_its_device_and_a_run_without_tests_says_so():
