@@ -37,6 +37,8 @@ class WorkloadCell:
     """What its graph added to the memory pool. None without a graph."""
     reason: str = ""
     """Why there is no latency, or why the test failed."""
+    is_judged: bool = True
+    """False in a rehearsal, where latencies say nothing of a GPU."""
 
     @property
     def key(self) -> tuple[str, str, int | None, str]:
@@ -107,7 +109,7 @@ def _of_test(whole: WorkloadCell, test: Mapping[str, Any], machine: str) -> Iter
     graph = replace(whole, way="graph" if mode == "none" else f"{mode} + graph")
     for batch in test["batches"]:
         reason = f"{batch['word']}: {batch['reason']}" if Verdict(batch["verdict"]).fails else ""
-        of_graph = replace(graph, batch_size=batch["batch_size"], reason=reason)
+        of_graph = replace(graph, batch_size=batch["batch_size"], reason=reason, is_judged=_is_judged(batch))
         if batch["replay"] and batch["replay"]["q25"]:
             yield from _of_batch(replace(of_graph, measurement=(test["name"], batch["batch_size"])), batch, machine)
         else:
@@ -115,6 +117,12 @@ def _of_test(whole: WorkloadCell, test: Mapping[str, Any], machine: str) -> Iter
     if not test["batches"]:
         reasons = [each["reason"] for each in test["judgements"] if each["verdict"] == test["verdict"]]
         yield replace(graph, reason=": ".join([test["verdict"].replace("-", " "), *reasons[:1]]))
+
+
+def _is_judged(batch: Mapping[str, Any]) -> bool:
+    # Documents of earlier versions have no judgements.
+    judgements = batch.get("judgements", ())
+    return not any(each["gate"] == "speedup" and each["verdict"] == Verdict.NOT_JUDGED.value for each in judgements)
 
 
 def _of_batch(of_graph: WorkloadCell, batch: Mapping[str, Any], machine: str) -> Iterator[WorkloadCell]:

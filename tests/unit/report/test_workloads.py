@@ -82,6 +82,13 @@ def test_eager_beside_two_compile_modes_is_one_cell():
     assert [cell.way for cell in cells_of(found)] == ["eager", "graph", "inductor", "inductor + graph"]
 
 
+def test_a_rehearsal_says_that_speed_is_not_judged():
+    shown = judgement(Verdict.NOT_JUDGED, reason="speed is not judged: rehearsal on the CPU")
+    found = run(report("a", batch(8, shown)))
+    assert rankings(found)[0] == "workloads: decoder; speed is not judged here"
+    assert rankings(run(report("a", batch(8))))[0] == "workloads: decoder"
+
+
 def test_every_workload_is_there_with_its_latency_or_its_reason():
     reasons = {cell.workload: cell.reason for cell in cells_of(story()) if not cell.session}
     assert reasons == {
