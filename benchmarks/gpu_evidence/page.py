@@ -56,6 +56,7 @@ These questions are open until a GPU runs the tests:
 | are blocks discarded beside another process, and none on an unshared GPU | `tests/gpu/test_shared_gpu.py` |
 | can processes of `--cudagraph-base` measure while their parent pytest waits | `tests/gpu/test_base_revision.py` |
 | are baselines of another GPU or power limit not changed | `tests/gpu/test_baselines.py` |
+| does each xdist worker measure on the GPU that it took (needs two GPUs) | `tests/gpu/test_fleet.py` |
 
 There is no test of several GPUs in one process, or of NCCL's watchdog threads.
 """

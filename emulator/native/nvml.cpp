@@ -20,6 +20,9 @@
 
 extern "C" size_t cuda_emulator_used_bytes(int device);
 extern "C" int cuda_emulator_has_context(int device);
+extern "C" int cuda_emulator_installed();
+extern "C" int cuda_emulator_visible_as(int number);
+extern "C" void cuda_emulator_properties(cudaDeviceProp* properties, int number);
 
 namespace {
 
@@ -45,11 +48,7 @@ int starts = 0;
 #define RETURN_ERROR(code) \
   if (int error = (code)) return error
 
-int device_count() {
-  int count = 0;
-  cudaGetDeviceCount(&count);
-  return count;
-}
+int device_count() { return cuda_emulator_installed(); }
 int index_of(Handle device) { return int(device - devices); }
 
 int check_started() {
@@ -63,7 +62,7 @@ int check(Handle device) {
 
 cudaDeviceProp properties(int index) {
   cudaDeviceProp found;
-  cudaGetDeviceProperties(&found, index);
+  cuda_emulator_properties(&found, index);
   return found;
 }
 
@@ -142,8 +141,8 @@ struct InstanceProcess {
 // This process, once it has used the device, and those of the file ("pid:bytes pid:bytes").
 std::vector<Process> processes(Handle device, const Line& line) {
   std::vector<Process> found;
-  const int index = index_of(device);
-  if (cuda_emulator_has_context(index)) found.push_back({unsigned(getpid()), cuda_emulator_used_bytes(index)});
+  const int here = cuda_emulator_visible_as(index_of(device));
+  if (cuda_emulator_has_context(here)) found.push_back({unsigned(getpid()), cuda_emulator_used_bytes(here)});
   std::istringstream words(line.value);
   Process other;
   for (char colon; words >> other.pid >> colon >> other.used_bytes;) found.push_back(other);

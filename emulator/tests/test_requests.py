@@ -75,3 +75,24 @@ print(torch.cuda.device_count(), second.device, (second * 2).tolist())
 
 def test_no_device_is_a_machine_without_a_gpu():
     assert run_on(0, "import torch; print(torch.cuda.is_available())") == "False"
+
+
+@pytest.mark.parametrize(
+    ("visible", "seen"),
+    [("1", "1"), ("2,0", "2 0"), ("GPU-01020304", "1"), ("0,7,1", "0"), ("GPU-0", ""), ("", "")],
+)
+def test_cuda_shows_the_visible_devices_and_nvml_shows_all(monkeypatch, visible, seen):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    program = """
+import pynvml, torch
+pynvml.nvmlInit()
+uuids = [pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByIndex(i)) for i in range(pynvml.nvmlDeviceGetCount())]
+assert len(uuids) == 3
+shown = [f"GPU-{torch.cuda.get_device_properties(i).uuid}" for i in range(torch.cuda.device_count())]
+if shown:
+    torch.zeros(8, device=f"cuda:{len(shown) - 1}")
+    handle = pynvml.nvmlDeviceGetHandleByUUID(shown[-1])
+    assert len(pynvml.nvmlDeviceGetComputeRunningProcesses(handle)) == 1
+print(*map(uuids.index, shown))
+"""
+    assert run_on(3, program) == seen

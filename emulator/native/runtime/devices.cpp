@@ -1,15 +1,20 @@
 // Devices: how many there are, and what they say of themselves.
 #include "runtime.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <sstream>
+#include <string>
+#include <vector>
 
 #undef cudaGetDeviceProperties
 
 namespace emulator {
 
-int device_count() {
+// How many devices the machine has.
+static int installed() {
   static const int count = [] {
     const char* wanted = getenv("CUDA_EMULATOR_DEVICES");
     const int n = wanted ? atoi(wanted) : 1;
@@ -17,6 +22,44 @@ int device_count() {
   }();
   return count;
 }
+static std::string uuid_of(int number) {
+  std::string text = "GPU-";
+  for (int i = 0; i < 16; ++i) {
+    char digits[4];
+    snprintf(digits, sizeof digits, i == 4 || i == 6 || i == 8 || i == 10 ? "-%02x" : "%02x", i + number);
+    text += digits;
+  }
+  return text;
+}
+// The device that a word of CUDA_VISIBLE_DEVICES names by its number or by the beginning of its UUID, or -1.
+static int named(const std::string& word) {
+  int found = -1;
+  for (int number = 0; number < installed(); ++number) {
+    if (word == std::to_string(number)) return number;
+    if (word.compare(0, 4, "GPU-") || uuid_of(number).compare(0, word.size(), word)) continue;
+    if (found >= 0) return -1;
+    found = number;
+  }
+  return found;
+}
+// The devices of this process: those of CUDA_VISIBLE_DEVICES up to the first word that names none. Read once.
+static const std::vector<int>& visible() {
+  static const std::vector<int> found = [] {
+    std::vector<int> devices;
+    const char* words = getenv("CUDA_VISIBLE_DEVICES");
+    if (!words)
+      for (int number = 0; number < installed(); ++number) devices.push_back(number);
+    std::stringstream rest(words ? words : "");
+    for (std::string word; std::getline(rest, word, ',');) {
+      const int number = named(word);
+      if (number < 0 || std::count(devices.begin(), devices.end(), number)) break;
+      devices.push_back(number);
+    }
+    return devices;
+  }();
+  return found;
+}
+int device_count() { return (int)visible().size(); }
 int& current_device() {
   thread_local int device = 0;
   return device;
@@ -49,18 +92,21 @@ API cudaError_t cudaRuntimeGetVersion(int* version) {
   return cudaSuccess;
 }
 
+// For NVML, which knows nothing of CUDA_VISIBLE_DEVICES: its numbers are those of the machine.
+API int cuda_emulator_installed() { return installed(); }
+// The number of a device of the machine in this process, or -1.
+API int cuda_emulator_visible_as(int number) {
+  const auto found = std::find(visible().begin(), visible().end(), number);
+  return found == visible().end() ? -1 : int(found - visible().begin());
+}
 // The figures are those of a large GPU of compute capability 9.0, so that torch takes the paths of one.
-API cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
-  if (!exists(device)) RETURN(cudaErrorInvalidDevice);
+API void cuda_emulator_properties(cudaDeviceProp* properties, int number) {
   cudaDeviceProp& p = *properties;
   memset(&p, 0, sizeof p);
   snprintf(p.name, sizeof p.name, "Emulated CUDA device (host memory)");
-  for (int i = 0; i < 16; ++i) p.uuid.bytes[i] = (char)(i + device);
+  for (int i = 0; i < 16; ++i) p.uuid.bytes[i] = (char)(i + number);
   size_t free_bytes;
-  const int before = current_device();
-  current_device() = device;
   cudaMemGetInfo(&free_bytes, &p.totalGlobalMem);
-  current_device() = before;
   p.major = 9;
   p.warpSize = 32;
   p.multiProcessorCount = 132;
@@ -80,9 +126,13 @@ API cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) 
   p.memoryBusWidth = 6144;
   p.l2CacheSize = 50 << 20;
   p.asyncEngineCount = 3;
-  p.pciBusID = device + 1;
+  p.pciBusID = number + 1;
   p.canMapHostMemory = p.concurrentKernels = p.unifiedAddressing = p.managedMemory = 1;
   p.streamPrioritiesSupported = p.cooperativeLaunch = 1;
+}
+API cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
+  if (!exists(device)) RETURN(cudaErrorInvalidDevice);
+  cuda_emulator_properties(properties, visible()[device]);
   return cudaSuccess;
 }
 API cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
@@ -101,7 +151,8 @@ API cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int
   return cudaSuccess;
 }
 API cudaError_t cudaDeviceGetPCIBusId(char* text, int size, int device) {
-  snprintf(text, size, "0000:%02x:00.0", device + 1);
+  if (!exists(device)) RETURN(cudaErrorInvalidDevice);
+  snprintf(text, size, "0000:%02x:00.0", visible()[device] + 1);
   return cudaSuccess;
 }
 API cudaError_t cudaDeviceCanAccessPeer(int* can, int device, int peer) {

@@ -51,7 +51,8 @@ def add(config: pytest.Config) -> None:
     """Append the arms of this run's correct results. To be called before pytest-benchmark ends its session."""
     live = _live_session(config)
     # Under xdist it disables itself. Its oldest releases do so only in the controller.
-    if live is None or live.disabled or hasattr(config, "workerinput"):
+    is_sample = config.stash[SETTINGS].sample is not None
+    if live is None or live.disabled or is_sample or hasattr(config, "workerinput"):
         return
     if not any(getattr(live, name, False) for name in _ASKS):
         return
@@ -60,9 +61,8 @@ def add(config: pytest.Config) -> None:
 
 
 def _live_session(config: pytest.Config) -> Any:
-    """Its session. None where it is blocked, or where this process measures for nobody to see."""
-    settings = config.stash[SETTINGS]
-    return config.pluginmanager.get_plugin("pytest-benchmark") if settings.enabled and not settings.sample else None
+    """Its session. None where it is blocked, or where this plugin measures nothing."""
+    return config.pluginmanager.get_plugin("pytest-benchmark") if config.stash[SETTINGS].enabled else None
 
 
 def _benchmarks(report: GraphReport, *, has_passed: bool) -> Iterator[Any]:
