@@ -10,6 +10,7 @@ exceeded.
 from __future__ import annotations
 
 import math
+import os
 import random
 import sys
 import time
@@ -17,6 +18,8 @@ from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import patch
 
 import torch
 
@@ -24,14 +27,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from examples.small_decoder import SmallDecoder
 
-from pytest_cudagraph import DecodeEngine, PerfCounterClock, json_schema, measure_arms, regex
+from pytest_cudagraph import DecodeEngine, PerfCounterClock, json_schema, measure_arms, regex, static_decoder
+from pytest_cudagraph.backends import open_backend
 from pytest_cudagraph.check.compare import Tolerance
 from pytest_cudagraph.generation import GrammarCache, GuidedEngine, PrefillRequest
 from pytest_cudagraph.generation.agreement import compare_logits, compare_with_eager
 from pytest_cudagraph.generation.guided_times import RepeatedGuidedSteps, summary
 from pytest_cudagraph.generation.lookup import LookupRequest, LookupRun
 from pytest_cudagraph.generation.prefill import compare_prefill
-from pytest_cudagraph.generation.times import RepeatedSteps, per_step
+from pytest_cudagraph.generation.times import RepeatedSteps, per_step, time_generations
 from pytest_cudagraph.generation.token_masks import TokenGrammar, first_disallowed
 from pytest_cudagraph.measure import Bounds
 from pytest_cudagraph.stats import FixedTimeRule
@@ -53,11 +57,14 @@ SCHEMA = {
     "additionalProperties": False,
 }
 SECOND_NS = 1_000_000_000
+CONTEXT = SimpleNamespace(backend=open_backend("cpu"), clock=PerfCounterClock())
+"""What a time of whole generations needs of a device."""
 
 
 def main() -> int:
     torch.set_num_threads(1)
     failures = [*decode_steps(), *prompt_lookup(), *guided(), *long_prompts()]
+    transformers_prompt()
     print("\n".join(f"FAILED: {each}" for each in failures) or "all tokens equal, all steps replays, all limits kept")
     return 1 if failures else 0
 
@@ -81,12 +88,15 @@ def decode_steps() -> list[str]:
                 tokens, receipt = compare_with_eager(engine, given, 64, Tolerance())
                 if not isinstance(tokens, TokenAgreement) or receipt.replays != receipt.steps:
                     failures.append(f"batch {rows}, prompt {length}: {tokens}, {receipt}")
+                times = time_generations(engine, given, 64, CONTEXT, SECOND_NS)
                 with torch.inference_mode():
                     timing = timed(RepeatedSteps(engine, given))
                 print(
                     f"decode: batch {rows}, prompt {length}: step {latency_text(timing.eager.median_ns)} eager, "
                     f"{latency_text(timing.replay.median_ns)} by the graph, {timing.speedup.estimate:.2f}x "
-                    f"({timing.speedup.low:.2f}-{timing.speedup.high:.2f}), {receipt.replays}/{receipt.steps} replays"
+                    f"({timing.speedup.low:.2f}-{timing.speedup.high:.2f}), {receipt.replays}/{receipt.steps} replays, "
+                    f"TTFT {latency_text(times.ttft.median_ns)}, ITL {latency_text(times.itl.median_ns)}, "
+                    f"{times.tokens_per_second:.0f} tokens/s"
                 )
     return failures
 
@@ -194,7 +204,7 @@ def timed_call(call: Callable[[], object]) -> float:
 def long_prompts() -> list[str]:
     """Bytes of a prompt in chunks beside one call, on ``meta``."""
     failures = []
-    for length in (4096, 8192, 32768):
+    for length in (2048, 4096, 8192, 16384, 32768):
         with torch.device("meta"):
             model = SmallDecoder(rows=1, length=length, last_only=True, **LLAMA_8B).to(torch.bfloat16)
         for counting, limit in LIMITS.items():
@@ -207,6 +217,25 @@ def long_prompts() -> list[str]:
             if length == 32768 and found.bytes_ratio > limit:
                 failures.append(f"{counting} of chunks are {found.bytes_ratio:.3f} of one call's; the limit is {limit}")
     return failures
+
+
+def transformers_prompt() -> None:
+    """The same of transformers' Llama with two layers: its attention repeats keys and values where it has a mask."""
+    if find_spec("transformers") is None:
+        return
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_hidden_layers=2, num_attention_heads=32,
+        num_key_value_heads=8, max_position_embeddings=32768,
+    )  # fmt: skip
+    with torch.device("meta"):
+        model = LlamaForCausalLM(config).eval().to(torch.bfloat16)
+    request = PrefillRequest(length=32768, chunk=CHUNK, max_bytes_ratio=None, counting="activations")
+    for force in ("0", "1"):
+        with patch.dict(os.environ, TRANSFORMERS_SDPA_FORCE_GQA=force):
+            found = compare_prefill(static_decoder(model, 32768), request, Tolerance())
+        print(f"bytes: 32768 tokens, transformers, TRANSFORMERS_SDPA_FORCE_GQA={force}: {found.bytes_ratio:.4f}")
 
 
 if __name__ == "__main__":
