@@ -60,14 +60,14 @@ PLACES = {
 def test_the_place_of_a_tensor_follows_from_its_origin(name):
     make, place = PLACES[name]
     placement = Placement([storage_key(X)], kept=[storage_key(KEPT)])
-    with torch.inference_mode(), observing(RuleWatch(placement)):
+    with torch.inference_mode(), observing(RuleWatch(placement).run):
         tensor = make()
     assert placement.place_of(tensor) == place
 
 
 def test_memory_that_is_used_again_gets_the_place_of_its_new_tensor():
     placement = Placement([storage_key(X)])
-    with torch.inference_mode(), observing(RuleWatch(placement)):
+    with torch.inference_mode(), observing(RuleWatch(placement).run):
         for _ in range(20):
             assert placement.place_of(X * 2) == "device"
             assert placement.place_of(torch.zeros(4)) == "host"
