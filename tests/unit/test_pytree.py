@@ -91,6 +91,23 @@ def test_structures_compare_by_what_they_are(value):
     assert structure != pytree.flatten((value, value))[1]
 
 
+READABLE = ("tensor", "none", "tuple", "empty", "dict", "mixed keys")
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_a_reader_gives_the_leaves_of_such_a_call_and_none_of_another(name):
+    args, kwargs = (VALUES[name], 2.0), {"y": [VALUES[name]], "x": 1}
+    leaves, structure = pytree.flatten((args, kwargs))
+    reader = pytree.LeafReader(structure)
+    found = reader.read(args, dict(reversed(kwargs.items())))
+    assert found is None if name not in READABLE else list(map(id, found)) == list(map(id, leaves))
+    others = [((2.0,), kwargs), (args, {}), (args, {**kwargs, "y": VALUES[name]}), (args, {"z": 1, "x": 1})]
+    others += [((*args, 1), kwargs), (args, {**kwargs, "y": [VALUES[name]] * 2}), (args, {**kwargs, "y": (1,)})]
+    assert [reader.read(*other) for other in others] == [None] * len(others)
+    inner = {"a": {"d": 2}, "b": 1}
+    assert name != "dict" or reader.read((inner, 2.0), kwargs) is None
+
+
 def test_leaves_do_not_take_part_in_the_structure():
     assert pytree.flatten({"a": 1, "b": (2,)})[1] == pytree.flatten({"a": None, "b": ("x",)})[1]
     assert pytree.flatten({"a": 1})[1] != pytree.flatten({"b": 1})[1]

@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from pytest_cudagraph import pytree
 from pytest_cudagraph.errors import CudagraphError, InputError
-from pytest_cudagraph.pytree import LEAF, Structure, flatten, map_tensors, paths, unflatten
+from pytest_cudagraph.pytree import LeafReader, Structure, flatten, map_tensors, paths, unflatten
 from pytest_cudagraph.values import Receipt
 
 _is_inference = torch.is_inference_mode_enabled
@@ -82,9 +82,7 @@ class StaticInputs:
             if isinstance(leaf, torch.Tensor)
         ]
         self._groups = _by_dtype(self._buffers)
-        positional, named = self._structure.children
-        self._is_flat = all(child is LEAF for child in (*positional.children, *named.children))
-        self._count, self._names = len(args), tuple(named.context[0]) if kwargs else ()
+        self._reader = LeafReader(self._structure)
         self.args: tuple[Any, ...]
         self.kwargs: dict[str, Any]
         self.args, self.kwargs = unflatten(self._structure, leaves)
@@ -111,7 +109,7 @@ class StaticInputs:
         plain argument that differs from the captured one. No buffer is changed then.
         """
         __tracebackhide__ = True
-        leaves = self._in_order(args, kwargs)
+        leaves = self._reader.read(args, kwargs)
         if leaves is None or self._misfit(leaves):
             leaves, structure = flatten((args, kwargs))
             if structure != self._structure:
@@ -128,16 +126,6 @@ class StaticInputs:
             # Otherwise a source that requires grad would add the buffer to an autograd graph.
             with torch.no_grad():
                 self._copy(leaves)
-
-    def _in_order(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Sequence[Any] | None:
-        """The leaves of a call without containers. To flatten them would take half of a small replay."""
-        if not self._is_flat or len(args) != self._count or len(kwargs) != len(self._names):
-            return None
-        if not kwargs:
-            return args
-        if not all(name in kwargs for name in self._names):
-            return None
-        return (*args, *[kwargs[name] for name in self._names])
 
     def _misfit(self, leaves: Sequence[Any]) -> str:
         """The error for the first leaf that is not as captured; empty if all are."""

@@ -1,5 +1,6 @@
 """Flatten nested inputs and outputs to lists of leaves, and rebuild them."""
 
+from pytest_cudagraph.pytree.leaf_reader import LeafReader
 from pytest_cudagraph.pytree.leaves import (
     LEAF,
     Structure,
@@ -19,6 +20,7 @@ from pytest_cudagraph.pytree.leaves import (
 
 __all__ = [
     "LEAF",
+    "LeafReader",
     "Structure",
     "flatten",
     "has_same_tensors",
