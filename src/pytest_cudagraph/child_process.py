@@ -91,8 +91,14 @@ def _wait_for_end(descriptor: int) -> None:
 
 
 def last_lines(log: Path) -> list[str]:
-    """The last lines of an output, fit for a message."""
+    """The last lines of an output, fit for a message. Of a crash those from Python's fault handler on.
+
+    It prints the latest call first.
+    """
     with log.open("rb") as output:
         output.seek(max(0, log.stat().st_size - _READ_BYTES))
         text = output.read().decode("utf-8", errors="replace")
-    return [printable(line.expandtabs())[:_MOST_COLUMNS] for line in text.splitlines()[-_SHOWN_LINES:]]
+    lines = text.splitlines()
+    crashes = [at for at, line in enumerate(lines) if line.startswith("Fatal Python error")]
+    shown = lines[crashes[-1] :][:_SHOWN_LINES] if crashes else lines[-_SHOWN_LINES:]
+    return [printable(line.expandtabs())[:_MOST_COLUMNS] for line in shown]

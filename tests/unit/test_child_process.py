@@ -86,5 +86,7 @@ def test_the_end_of_an_output_is_short_and_printable(tmp_path):
     log.write_bytes(b"first\n" + b"x" * 1_000_000 + b"\n\x1b[31mred\xff\tend" * 20)
     found = last_lines(log)
     assert found == ["?[31mred\ufffd       end"] * 12
+    log.write_text("loading\nFatal Python error: Segmentation fault\n\n" + "  File\n" * 50)
+    assert last_lines(log) == ["Fatal Python error: Segmentation fault", "", *["  File"] * 10]
     log.write_bytes(b"y" * 1000)
     assert last_lines(log) == ["y" * 300]

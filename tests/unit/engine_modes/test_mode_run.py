@@ -45,8 +45,8 @@ def test_a_fault_is_told_with_its_stage_and_the_end_of_the_output(fault, stage, 
     assert (failure.stage, failure.is_raised) == (stage, is_raised)
     assert failure.error.startswith(error)
     if fault == "dies":
-        # Python's fault handler names the line.
-        assert "loading {}" in failure.output or any("engines.py" in line for line in failure.output)
+        assert failure.output[0] == "Fatal Python error: Segmentation fault"
+        assert any("engines.py" in line for line in failure.output)
     else:
         assert failure.output in ((), ("loading {}",))
 
