@@ -37,7 +37,7 @@ def closing(
     lines += _listed("warning", list(_warnings(reports)))
     lines += _listed("note", list(_notes(reports)))
     lines += _listed("stale", [f"{name}, batch {batch_size}" for name, batch_size in stale])
-    lines += _listed("not written", [_of_batch(each) for each in refused])
+    lines += _listed("not written", _of_batches(refused))
     lines += _listed("accepted", [_of_batch(each) for each in replaced], most=_ACCEPTED)
     if wrote is not None:
         count, path = wrote
@@ -55,6 +55,14 @@ def _how_to_save(reports: Sequence[GraphReport]) -> list[str]:
 def _of_batch(found: tuple[str, int, str]) -> str:
     name, batch_size, text = found
     return f"{name}, batch {batch_size}: {text}"
+
+
+def _of_batches(found: Sequence[tuple[str, int, str]]) -> list[str]:
+    """One text for all batch sizes of a test with the same reason."""
+    sizes: dict[tuple[str, str], list[str]] = {}
+    for name, batch_size, text in found:
+        sizes.setdefault((name, text), []).append(str(batch_size))
+    return [f"{name}, batch {', '.join(of)}: {text}" for (name, text), of in sizes.items()]
 
 
 def _faster(reports: Sequence[GraphReport]) -> Iterator[str]:
