@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.facts import H200, latency, saved, sessions
 
-from pytest_cudagraph.baseline import JsonStore
+from pytest_cudagraph.baseline import JsonStore, any_path
 from pytest_cudagraph.cli import main
 from pytest_cudagraph.environment import without_git_locals
 
@@ -137,6 +137,20 @@ def test_without_revisions_the_file_alone_is_shown(said, tmp_path, monkeypatch, 
         f".cudagraph/nvidia-h200.json {note}: only the sessions in the file are shown",
     ]
     assert f"{MLP}, batch 8: 6 sessions" in out
+
+
+def test_the_entries_of_a_store_have_no_revisions(said):
+    folder = any_path("memory://history/baselines")
+    JsonStore(folder, H200).merge([steady(*QUIET)], commit_info={})
+    out = said("--baseline", str(folder))[1].splitlines()
+    assert out[0] == "memory://history/baselines/nvidia-h200.json: 0 revisions"
+    assert "is not in a git repository: only the sessions in the file are shown" in out[1]
+
+
+def test_a_least_change_that_is_no_fraction_is_a_usage_error(capsys):
+    with pytest.raises(SystemExit, match="4"):
+        main(["history", "--least-change", "2"])
+    assert "2 is not a fraction from 0 to 1" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -133,6 +133,7 @@ def base_fields(found: BaseComparison | None) -> dict[str, Any] | None:
         "missing": found.missing or None,
         "base_replay": [seconds(each) for each in found.base_replay_ns],
         "head_replay": [seconds(each) for each in found.head_replay_ns],
+        "change": None if found.change is None else _speedup(found.change),
     }
 
 

@@ -6,6 +6,7 @@ A new part of the document gets a function here and its place in :data:`_SECTION
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from statistics import median
 from typing import Any
 
 from pytest_cudagraph.report.columns import Column
@@ -109,6 +110,27 @@ def _parts(test: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
 def _batches(found: Mapping[str, Any], key: str) -> Iterator[tuple[str, Mapping[str, Any], Mapping[str, Any]]]:
     for test in found["tests"]:
         yield from ((test["name"], batch, batch[key]) for batch in test["batches"] if batch.get(key))
+
+
+def _bases(found: Mapping[str, Any]) -> PageTable | None:
+    rows = []
+    for name, batch, each in _batches(found, "base"):
+        verdicts = [judged["verdict"].replace("-", " ") for judged in batch["judgements"] if judged["gate"] == "base"]
+        base, change = [value for value in each["base_replay"] if value], each.get("change")
+        moved = ["-", each["missing"] or "-"]
+        if change:
+            moved = [_signed(change["estimate"]), f"{_signed(change['low'])} to {_signed(change['high'])}"]
+        level = _latency(median(base) if base else None)
+        rows.append([name, _text(batch["batch_size"]), each["revision"], level, *moved, *(verdicts or ["-"])])
+    columns = "test|batch|revision|base|change|95 % interval|verdict"
+    return _table("Against another revision", columns, rows, words="test|revision|verdict",
+                  note="the replay of the working tree, against that of the revision")  # fmt: skip
+
+
+def _signed(ratio: float | None) -> str:
+    if ratio is None:
+        return "-"
+    return f"{'+' if ratio >= 1 else '-'}{percent_text(abs(ratio - 1))}"
 
 
 def _generations(found: Mapping[str, Any]) -> PageTable | None:
@@ -228,6 +250,7 @@ def _text(value: Any) -> str:
 _SECTIONS: tuple[Callable[[Mapping[str, Any]], PageTable | None], ...] = (
     _not_judged,
     _notes,
+    _bases,
     _generations,
     _prefills,
     _lookups,

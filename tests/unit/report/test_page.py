@@ -30,7 +30,7 @@ from tests.facts import (
 
 from pytest_cudagraph.errors import CudagraphError
 from pytest_cudagraph.report import document, json_text, page
-from pytest_cudagraph.values import Finding, NoBaseline, Site, Verdict
+from pytest_cudagraph.values import BaseComparison, Finding, Interval, NoBaseline, Site, Verdict
 
 ROOT = "/home/user/project"
 COMMIT = {"id": "1a2b3c4d5e6f", "branch": "main", "dirty": True}
@@ -76,8 +76,12 @@ def story():
     note = Finding(id="rng", level="note", message="draws random numbers", fix="none needed", accepted="seeded")
     wrong = judgement(Verdict.WRONG, gate="check", reason="replay differs from eager in output[0]", remedy="fix it")
     unproven = replace(batch().agreement, warnings=("all outputs are zero",), notes=("drawn",), not_compared=("Cache",))
+    against = BaseComparison(
+        revision="main (1a2b3c4)", base_replay_ns=(60e3, 61e3, 60.5e3), head_replay_ns=(66e3, 67e3, 66.5e3),
+        change=Interval(estimate=1.1, low=1.08, high=1.12),
+    )  # fmt: skip
     return [
-        report("tests/test_a.py::test_mlp", batch(1), batch(8, slower, baseline=quiet, timing=held)),
+        report("tests/test_a.py::test_mlp", batch(1, base=against), batch(8, slower, baseline=quiet, timing=held)),
         report("tests/test_a.py::test_gpt", batch(8, wrong), findings=(scalar, note), compile_mode="inductor"),
         replace(report("tests/test_b.py::test_host"), batches=(), judgements=(
             judgement(Verdict.NOT_CAPTURED, gate="audit", reason="the host waits for the device"),), findings=(note,)),
