@@ -102,7 +102,9 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     before, after = ({cell.key: cell for cell in cells_of(each)} for each in (old, new))
     pairs = [(before.get(key), after.get(key)) for key in dict.fromkeys([*before, *after])]
     moved = [(one, other, word) for one, other in pairs if (word := _moved(one, other))]
-    counted = f"{len(moved)} moved, {len(pairs) - len(moved)} within the intervals"
+    within = sum(change(*pair) is not None and not _moved(*pair) for pair in pairs)
+    others = len(pairs) - len(moved) - within
+    counted = f"{len(moved)} moved, {within} within the intervals" + f", {others} not compared" * bool(others)
     if not moved:
         return [counted]
     reasons = {(cell.group, cell.workload): cell for cell in after.values() if not cell.session}

@@ -66,8 +66,10 @@ class WorkloadCell:
 
 
 def change(before: WorkloadCell | None, after: WorkloadCell | None) -> LatencyChange | None:
-    """From one cell to another, as a baseline compares two sessions. None where one has no latency."""
+    """From one cell to another, as a baseline compares two sessions. None where one has no judged latency."""
     if before is None or after is None or before.session is None or after.session is None:
+        return None
+    if not (before.is_judged and after.is_judged):
         return None
     return change_of_sessions([before.session], after.session)
 
@@ -170,15 +172,16 @@ Ranks = tuple[int, int]
 
 
 def ranks(cells: Sequence[WorkloadCell]) -> list[Ranks | None]:
-    """The ranks of each cell among those of its group and batch size. None without a latency.
+    """The ranks of each cell among those of its group and batch size. None without a judged latency.
 
     The first is one more than the number of cells that are faster, the last is the number of those that are not slower.
     """
-    return [_ranks(cell, cells) if cell.session else None for cell in cells]
+    ranked = [cell for cell in cells if cell.session and cell.is_judged]
+    return [_ranks(cell, ranked) if cell in ranked else None for cell in cells]
 
 
 def _ranks(cell: WorkloadCell, cells: Sequence[WorkloadCell]) -> Ranks:
     place = (cell.group, cell.batch_size)
-    rivals = [each for each in cells if each.session and (each.group, each.batch_size) == place]
+    rivals = [each for each in cells if (each.group, each.batch_size) == place]
     faster, slower = sum(each.is_faster(cell) for each in rivals), sum(cell.is_faster(each) for each in rivals)
     return faster + 1, len(rivals) - slower

@@ -82,10 +82,14 @@ def test_eager_beside_two_compile_modes_is_one_cell():
     assert [cell.way for cell in cells_of(found)] == ["eager", "graph", "inductor", "inductor + graph"]
 
 
-def test_a_rehearsal_says_that_speed_is_not_judged():
+def test_a_rehearsal_is_shown_and_not_ranked():
     shown = judgement(Verdict.NOT_JUDGED, reason="speed is not judged: rehearsal on the CPU")
     found = run(report("a", batch(8, shown)))
-    assert rankings(found)[0] == "workloads: decoder; speed is not judged here"
+    title, columns, *_ = rankings(found)
+    assert title == "workloads: decoder; speed is not judged here"
+    assert "latency" in columns
+    assert "rank" not in columns
+    assert changes(found, found) == ["0 moved, 0 within the intervals, 2 not compared"]
     assert rankings(run(report("a", batch(8))))[0] == "workloads: decoder"
 
 
