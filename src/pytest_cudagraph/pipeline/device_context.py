@@ -249,10 +249,11 @@ def open_device_context(
 def _why_not_judged(choice: device.Choice, settings: Settings) -> str:
     if settings.sample is not None:
         return "this process only measures, for a comparison of revisions"
+    if choice.kind == "cuda" and settings.why_shared:
+        return settings.why_shared
     if _is_shared(choice, settings):
         # Tests of other workers run at the same moment on the same cores and the same GPU.
-        share = f"{settings.workers} xdist workers share this machine; run without -n to judge speed"
-        return (settings.why_shared if choice.kind == "cuda" else "") or share
+        return f"{settings.workers} xdist workers share this machine; run without -n to judge speed"
     return "" if choice.judged else choice.reason
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
+from pytest_cudagraph.session import fleet
 from pytest_cudagraph.session.state_keys import DEVICE_CONTEXTS, SETTINGS, marks_of
 
 if TYPE_CHECKING:
@@ -52,5 +54,14 @@ def open_once(config: pytest.Config, option: str) -> DeviceContext:
         others = {
             name: each for found in config.hook.pytest_cudagraph_backends(config=config) for name, each in found.items()
         }
-        device_contexts[option] = open_device_context(option, config.stash[SETTINGS], others.get(option))
+        settings = config.stash[SETTINGS]
+        opened = open_device_context(option, settings, others.get(option))
+        if opened.device.kind == "cuda" and not opened.why_not_judged and not _uses_xdist(config):
+            why = fleet.claim_once(config)
+            opened = open_device_context(option, replace(settings, why_shared=why)) if why else opened
+        device_contexts[option] = opened
     return device_contexts[option]
+
+
+def _uses_xdist(config: pytest.Config) -> bool:
+    return hasattr(config, "workerinput") or config.getoption("dist", "no") != "no"

@@ -1,16 +1,21 @@
-"""One GPU for each xdist worker: the controller takes them before it starts the workers, and tells each its own."""
+"""GPUs for this run alone: one for each xdist worker, which the controller takes and tells, or one without workers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pytest_cudagraph.session.state_keys import SETTINGS, WHY_SHARED
 
+if TYPE_CHECKING:
+    from pytest_cudagraph.gpu_locks import Gpu
+
 _WAIT_S = 600.0
 """For GPUs that other runs hold. Then the run checks correctness only."""
+
+_HELD = f"other runs held the GPUs for {_WAIT_S / 60:.0f} minutes; run again to judge speed"
 
 _VARIABLE = "CUDA_VISIBLE_DEVICES"
 _GPU, _WHY = "cudagraph_gpu", "cudagraph_why_shared"
@@ -36,31 +41,45 @@ def assign(config: pytest.Config, specs: Sequence[Any]) -> None:
         _say(config, config.stash[WHY_SHARED])
 
 
-def _assign(config: pytest.Config, specs: Sequence[Any], gpus: Sequence[Any]) -> str:
+def _assign(config: pytest.Config, specs: Sequence[Any], gpus: Sequence[Gpu]) -> str:
     """Why the workers have no GPU of their own. Empty if they have."""
+    from pytest_cudagraph.units import plural
+
+    if len(specs) > len(gpus):
+        share = f"{plural(len(specs), 'xdist worker')} share {plural(len(gpus), 'GPU')}"
+        return f"{share}; run with -n {len(gpus)} to judge speed"
+    taken = _take(config, gpus, len(specs))
+    for spec, gpu in zip(specs, taken, strict=False):
+        spec.env[_VARIABLE] = gpu.uuid
+        _say(config, f"{spec.id} measures on {gpu}")
+    return "" if taken else _HELD
+
+
+def claim_once(config: pytest.Config) -> str:
+    """Take the GPU of a run without workers, the first visible one. Why it could not be taken, else empty."""
+    from pytest_cudagraph.gpu_locks import visible_gpus
+
+    if WHY_SHARED not in config.stash:
+        gpus = visible_gpus()[:1]
+        config.stash[WHY_SHARED] = _HELD if gpus and not _take(config, gpus, 1) else ""
+    return config.stash[WHY_SHARED]
+
+
+def _take(config: pytest.Config, gpus: Sequence[Gpu], count: int) -> Sequence[Gpu]:
+    """The GPUs that are this run's until it ends. Empty if other runs hold too many."""
     from pytest_cudagraph.gpu_locks import take
     from pytest_cudagraph.units import plural
 
-    count = len(specs)
-    if count > len(gpus):
-        share = f"{plural(count, 'xdist worker')} share {plural(len(gpus), 'GPU')}"
-        return f"{share}; run with -n {len(gpus)} to judge speed"
+    waiting = f"waiting for {plural(count, 'GPU')} of other runs"
     try:
-        taken = take(
-            gpus,
-            count,
-            wait_s=_WAIT_S,
-            on_wait=lambda: _say(config, f"waiting for {plural(count, 'GPU')} of other runs"),
-        )
-    except (OSError, RuntimeError) as error:
-        return f"the locks of the GPUs cannot be written ({error}); run without -n to judge speed"
+        taken = take(gpus, count, wait_s=_WAIT_S, on_wait=lambda: _say(config, waiting))
+    except (OSError, RuntimeError):
+        # Without a folder for locks nobody can wait for this run. Its own workers still have a GPU each.
+        return gpus[:count]
     if taken is None:
-        return f"other runs held the GPUs for {_WAIT_S / 60:.0f} minutes; run again to judge speed"
+        return ()
     config.add_cleanup(taken.release)
-    for spec, gpu in zip(specs, taken.gpus, strict=True):
-        spec.env[_VARIABLE] = gpu.uuid
-        _say(config, f"{spec.id} measures on {gpu}")
-    return ""
+    return taken.gpus
 
 
 def tell(node: Any) -> None:

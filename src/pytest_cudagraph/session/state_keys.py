@@ -46,7 +46,7 @@ MARKS: pytest.StashKey[MarkSettings] = pytest.StashKey()
 MISTAKE: pytest.StashKey[str] = pytest.StashKey()
 """In an xdist worker: the usage error that the controller raises. Absent without one."""
 WHY_SHARED: pytest.StashKey[str] = pytest.StashKey()
-"""In xdist's controller: why its workers have no GPU of their own. Empty if they have. Absent without a GPU."""
+"""Why this run, or xdist's workers in their controller, have no GPU of their own. Absent without a GPU."""
 CALL_LOCK: pytest.StashKey[Any] = pytest.StashKey()
 """A re-entrant lock, held by the thread that uses a fixture."""
 OWNERS: pytest.StashKey[dict[tuple[str, str, int], str]] = pytest.StashKey()

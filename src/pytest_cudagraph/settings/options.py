@@ -214,7 +214,7 @@ class Settings:
     has_own_gpu: bool = False
     """Whether this process is an xdist worker and no other worker uses its GPU."""
     why_shared: str = ""
-    """Why the xdist workers of a machine with GPUs share them. Empty where they do not."""
+    """Why a GPU is not this process's alone: more xdist workers than GPUs, or another run. Empty where it is."""
 
     @property
     def baseline_folder(self) -> Path | str:
