@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 from tests.facts import CPU, H200, by_key, saved
@@ -48,7 +50,10 @@ def write(folder, number):
     JsonStore(folder, H200).update(lambda _: [saved(f"test-{number}")], commit_info={})
 
 
-def test_writers_lose_nothing_of_each_other(kept):
+def test_writers_lose_nothing_of_each_other(kept, request):
+    # Without this each thread would end before the next begins.
+    request.addfinalizer(partial(sys.setswitchinterval, sys.getswitchinterval()))
+    sys.setswitchinterval(1e-6)
     with ThreadPoolExecutor(WRITERS) as threads:
         list(threads.map(write, [FOLDER] * WRITERS, range(WRITERS)))
 
@@ -62,6 +67,20 @@ def test_a_lock_that_stays_is_an_error_that_names_it(kept, memory, monkeypatch):
     with pytest.raises(BaselineError, match=r"its lock memory://\S+/.nvidia-h200.json.lock was held for 0 s"):
         kept.merge([saved("a")], commit_info={})
     assert kept.load() == {}
+
+
+def test_two_requests_for_the_lock_at_once_are_a_lock_that_is_held(kept, memory, monkeypatch):
+    real, refusals = type(memory).pipe_file, ["cannot succeed due to a conflicting operation against this resource"]
+
+    def refuse_once(system, path, value, mode="overwrite"):
+        if refusals:
+            raise OSError(f"The conditional request {refusals.pop()}.")
+        real(system, path, value, mode=mode)
+
+    monkeypatch.setattr(remote, "_RETRY_S", (0.0, 0.0))
+    monkeypatch.setattr(type(memory), "pipe_file", refuse_once)
+    kept.merge([saved("a")], commit_info={})
+    assert kept.load() == by_key(saved("a"))
 
 
 def test_a_store_that_dies_between_read_and_write_is_unchanged_and_unlocked(kept, memory, monkeypatch):
