@@ -45,7 +45,7 @@ def opened(browser, tmp_path):
 
     def open_page(path, **options):
         context = browser.new_context(**{"viewport": {"width": 1200, "height": 900}} | options)
-        context.set_default_timeout(10_000)
+        context.set_default_timeout(30_000)
         contexts.append(context)
         shown = context.new_page()
         shown.on("console", lambda message: seen.append(message.text))
