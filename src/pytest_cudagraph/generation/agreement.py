@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple, Protocol
 
 import torch
@@ -9,6 +10,9 @@ import torch
 from pytest_cudagraph.check.compare import Tolerance
 from pytest_cudagraph.generation.engine import Generated
 from pytest_cudagraph.values import GenerationReceipt, TokenAgreement, TokenDifference
+
+_BFLOAT16_RTOL = 0.016
+"""That of ``torch.testing.assert_close``."""
 
 
 class Comparison(NamedTuple):
@@ -61,15 +65,15 @@ class _Largest(NamedTuple):
 def compare_logits(eager: Generated, found: Generated, tolerance: Tolerance) -> TokenAgreement | TokenDifference:
     """Compare two generations whose steps got the same tokens.
 
-    At each place the logits may differ by ``atol + rtol * max |logit|``: a small logit is a sum of terms as large as
-    those of a large one. So a token may differ only where eager's two largest logits are at most twice that apart. Such
-    a token is a tie. Not a number is a difference.
+    At each place the logits may differ by ``atol + rtol * max |logit|`` of :func:`_tolerance_of_model`: a small logit
+    is a sum of terms as large as those of a large one. So a token may differ only where eager's two largest logits are
+    at most twice that apart. Such a token is a tie. Not a number is a difference.
     """
     assert eager.logits is not None
     assert found.logits is not None
-    expected, rtol_atol = _wide(eager.logits), tolerance.of(eager.logits.dtype)
+    expected, (rtol, atol) = _wide(eager.logits), _tolerance_of_model(eager.logits.dtype, tolerance)
     differences = (_wide(found.logits) - expected).abs().amax(-1)
-    allowed = rtol_atol[1] + rtol_atol[0] * expected.abs().amax(-1)
+    allowed = atol + rtol * expected.abs().amax(-1)
     worst = int((differences - allowed).nan_to_num(nan=torch.inf).argmax())
     largest = _Largest(float(differences.flatten()[worst]), float(allowed.flatten()[worst]))
     # A choice that is none of the logits' largest would be no tie.
@@ -84,6 +88,18 @@ def compare_logits(eager: Generated, found: Generated, tolerance: Tolerance) -> 
         largest_difference=largest.difference,
         tolerance=largest.tolerance,
     )
+
+
+def _tolerance_of_model(dtype: torch.dtype, tolerance: Tolerance) -> tuple[float, float]:
+    """``(rtol, atol)`` for the logits of a whole model in other shapes.
+
+    The defaults of ``assert_close`` are for one operation, and each layer adds its own rounding. So the relative part
+    is at least half of the dtype's digits, ``sqrt(eps)``, and at most that of bfloat16, which has few digits.
+    """
+    rtol, atol = tolerance.of(dtype)
+    if tolerance.rtol is None:
+        rtol = max(rtol, min(math.sqrt(torch.finfo(dtype).eps), _BFLOAT16_RTOL))
+    return rtol, atol
 
 
 def _logits_of(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:

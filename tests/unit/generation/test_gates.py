@@ -52,6 +52,20 @@ def test_the_tolerance_grows_with_the_largest_logit_of_the_place_and_not_with_th
     assert isinstance(compare_logits(*small, Tolerance()), TokenDifference)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "within", "beyond"),
+    [(torch.float32, 0.003, 0.004), (torch.bfloat16, 0.125, 0.25), (torch.float16, 0.125, 0.25)],
+)
+def test_the_rounding_of_all_layers_is_allowed_and_half_of_the_digits_is_not(dtype, within, beyond):
+    """A padded batch of a small decoder differed by 2.15e-05 in float32, where assert_close allows 1.72e-05."""
+    eager = generated([[[10.0, 1.0]]])
+    for difference, kind in ((within, TokenAgreement), (beyond, TokenDifference)):
+        found = generated([[[10.0 + difference, 1.0]]])
+        both = [replace(each, logits=each.logits.to(dtype)) for each in (eager, found)]
+        assert isinstance(compare_logits(*both, Tolerance()), kind)
+    assert isinstance(compare_logits(*both, Tolerance(rtol=0.1)), TokenAgreement)
+
+
 def test_the_messages_of_the_gates(golden):
     difference = TokenDifference(
         row=3, position=7, expected=24, found=56, differing=62, compared=64, gap=1.17, same_shapes=True
