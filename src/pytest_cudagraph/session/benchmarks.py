@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from datetime import datetime, timezone
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -66,6 +65,8 @@ def _live_session(config: pytest.Config) -> Any:
 
 
 def _benchmarks(report: GraphReport, *, has_passed: bool) -> Iterator[Any]:
+    from datetime import datetime, timezone
+
     from pytest_cudagraph import baseline, record
     from pytest_cudagraph.values import Verdict
 
