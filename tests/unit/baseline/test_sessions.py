@@ -20,7 +20,7 @@ from pytest_cudagraph.baseline import (
     moved_figures,
     session_of,
 )
-from pytest_cudagraph.baseline.history import _NORMAL_QUANTILE, _T_QUANTILES, LEAST_SPREAD, PRIOR_SPREAD
+from pytest_cudagraph.baseline.history import _NORMAL_QUANTILE, _T_QUANTILES, LEAST_SPREAD, PRIOR_SPREAD, joined
 from pytest_cudagraph.values import SavedBatch
 
 FIVE = (60.0, 61.0, 59.5, 60.2, 60.6)
@@ -206,6 +206,7 @@ def test_a_figure_that_moved_begins_its_own_history_anew():
 
     assert list(moved_figures(before, now)) == ["ttft"]
     assert [sorted(each.figures) for each in continued(before, now).sessions] == [["itl"], ["itl"], ["itl", "ttft"]]
+    assert [sorted(each.figures) for each in joined(before, now).sessions] == [["itl"], ["itl", "ttft"], ["itl"]]
     assert figure_changes(before, now.sessions[0])["ttft"].comparison(0.10) == "slower"
     assert figure_changes(saved(), now.sessions[0]) == {}
 
