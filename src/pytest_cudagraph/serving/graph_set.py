@@ -15,9 +15,10 @@ from pytest_cudagraph.inputs.example import opaque_arguments
 from pytest_cudagraph.protocols import Backend, CapturedGraph, Model
 from pytest_cudagraph.serving.form_graphs import FormGraphs
 from pytest_cudagraph.serving.model_watch import ModelWatch
+from pytest_cudagraph.serving.parameter_writes import writes_parameters
 from pytest_cudagraph.serving.row_analysis import learn_cut, written_arguments
 from pytest_cudagraph.serving.statistics import NoGraphReason, Tally
-from pytest_cudagraph.state import Undo
+from pytest_cudagraph.state import NO_CONSTANTS, Constants, Undo
 
 REFUSALS = (CaptureRefusal, InputError, torch.OutOfMemoryError)
 """Errors of a capture after which a batch size runs eager. Here an InputError concerns outputs of unsupported types."""
@@ -50,6 +51,8 @@ class GraphSet:
         self._used: OrderedDict[_Size, None] = OrderedDict()
         self._pool = backend.pool()
         self._watch = ModelWatch(model)
+        self._writes_parameters: bool | None = None
+        """None before the first capture of this state of the model."""
 
     def add(self, form: FormGraphs, capture: bool) -> None:
         """Serve calls of this form too. Raises :class:`InputError` if a call could fit an earlier form."""
@@ -97,6 +100,7 @@ class GraphSet:
         self.close()
         self._pool = self._backend.pool()
         self._watch = ModelWatch(self._model)
+        self._writes_parameters = None
 
     def close(self) -> None:
         """Release all graphs and what they read."""
@@ -150,7 +154,10 @@ class GraphSet:
 
     def _capture(self, form: FormGraphs, size: int) -> CapturedGraph:
         setup, example = form.setup, form.setup.example_at(size)
-        undo = Undo(setup.model, setup.backend, extras=opaque_arguments([example]))
+        if self._writes_parameters is None:
+            self._writes_parameters = writes_parameters(setup.model, example, setup.backend)
+        constants = NO_CONSTANTS if self._writes_parameters else Constants.take(setup.model)
+        undo = Undo(setup.model, setup.backend, extras=opaque_arguments([example]), constants=constants)
         with undo.undone():
             given = example.args, example.kwargs
             graph = self._pool.capture(setup.model, *given, batch_size=size, rewind=undo.rewind)

@@ -32,6 +32,9 @@ class Constants:
     def __contains__(self, address: int) -> bool:
         return address in self._storages
 
+    def __bool__(self) -> bool:
+        return bool(self._storages)
+
     def renewed(self) -> Constants:
         """The same with the values of now: a test may change its model between two stages."""
         with plain_mode():

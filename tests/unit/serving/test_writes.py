@@ -11,7 +11,9 @@ import torch
 from torch import nn
 
 from pytest_cudagraph import CaptureRefusal, GraphRunner, InputError, IntegratedAOTCompiler
+from pytest_cudagraph.backends import open_backend
 from pytest_cudagraph.backends.capture_mode import is_capturing
+from pytest_cudagraph.state.storages import SavedStorage
 
 SLOTS = 4
 
@@ -326,6 +328,41 @@ def masks_by_address(x, mask):
     for place in np.flatnonzero(~kept):
         ctypes.memset(values.ctypes.data + int(place) * values.itemsize, 0, values.itemsize)
     return y + 1
+
+
+class KeepsInAParameter(nn.Module):
+    def __init__(self, *, is_written):
+        super().__init__()
+        self.layer = nn.Linear(200, 200)
+        self.kept = nn.Parameter(torch.zeros(4, 200, 200), requires_grad=False)
+        self.is_written = is_written
+
+    def forward(self, x):
+        if self.is_written:
+            self.kept[: len(x), 0] += self.layer(x)
+        return self.kept[: len(x), 0] * 2 + self.layer(x)
+
+
+@pytest.mark.parametrize("is_written", [False, True])
+def test_a_capture_copies_no_large_parameter_unless_a_call_writes_one(is_written, monkeypatch):
+    copied, init = set(), SavedStorage.__init__
+
+    def noting(saved, storage):
+        copied.add(storage.data_ptr())
+        init(saved, storage)
+
+    monkeypatch.setattr(SavedStorage, "__init__", noting)
+    model = KeepsInAParameter(is_written=is_written).eval()
+    eager, x = copy.deepcopy(model), torch.randn(2, 200)
+    before = copy.deepcopy(model.state_dict())
+    with GraphRunner(model, x, batch_sizes=(1, 2), pad=False, backend=open_backend("cpu")) as run:
+        assert all(torch.equal(model.state_dict()[name], value) for name, value in before.items())
+        assert (model.kept.data_ptr() in copied, model.layer.weight.data_ptr() in copied) == (is_written, is_written)
+        for _ in range(2):
+            with torch.inference_mode():
+                assert torch.equal(run(x), eager(x))
+        assert torch.equal(model.kept, eager.kept)
+        assert run.statistics.hits == 2
 
 
 def test_a_write_by_address_is_served_eagerly_although_the_example_hides_it():
