@@ -66,15 +66,6 @@ def test_nothing_is_added_to_its_session(project, options):
 
 
 @pytest.mark.contract
-def test_under_xdist_there_is_nothing_to_save_and_ours_is_printed_once(project):
-    project.write(good=GOOD)
-    result = project.measure("-n", "1", "--benchmark-json=run.json")
-    result.assert_outcomes(passed=1)
-    assert result.stdout.str().count("test_user.py::test_good") == 1
-    assert names_in(project.path / "run.json") == []
-
-
-@pytest.mark.contract
 @pytest.mark.parametrize(("option", "run"), [("--benchmark-only", "test_good"), ("--benchmark-skip", "test_other")])
 def test_a_measured_test_is_a_benchmark_for(project, option, run):
     project.write(good=GOOD)
