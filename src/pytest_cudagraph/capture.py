@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -57,13 +58,12 @@ def capture_batches(
     The largest batch comes first, so that the smaller ones fit into its memory in the pool. Where a first call at a
     size makes a cache for it, the graph of that size is captured after such a call. The state of ``model`` and the
     random generators are restored bit by bit after every capture, refused or not. ``constants`` must not change, and
-    are not copied. Raises
-    :class:`~pytest_cudagraph.errors.CudagraphError` naming state that cannot be restored, and
+    are not copied. Raises :class:`~pytest_cudagraph.errors.CudagraphError` naming state that cannot be restored, and
     :class:`~pytest_cudagraph.errors.InputError` for inputs that no graph takes.
     """
     undo = Undo(model, backend, extras=opaque_arguments(examples.values()), constants=constants)
     graphs: dict[int, CapturedGraph] = {}
-    refusal: tuple[CaptureRefusal, int] | None = None
+    refusal: dict[str, Any] = {}
     for batch_size in sorted(examples, reverse=True):
         if progress is not None:
             progress(f"capture batch {batch_size}")
@@ -72,16 +72,15 @@ def capture_batches(
         try:
             graphs[batch_size] = capture_after_first_call(capture, undo, model, example, backend)
         except CaptureRefusal as error:
-            refusal = error, batch_size
+            refusal = {"refused": error, "refused_batch": batch_size}
             break
     undo.assert_unchanged()
     return Captures(
         graphs=graphs,
-        refused=refusal[0] if refusal else None,
-        refused_batch=refusal[1] if refusal else None,
         addresses=undo.addresses,
         kept=undo.kept,
         size_states=undo.size_states or None,
+        **refusal,
     )
 
 

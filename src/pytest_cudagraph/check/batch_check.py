@@ -42,7 +42,7 @@ class CheckCase:
     """For each leaf of the example the dimension of its rows. None if it has no rows."""
     start: InitialState
     comparison: ResultComparison
-    moved: tuple[str, ...]
+    moved: tuple[str, ...] = ()
     """State that has another address than at capture."""
     others: tuple[InitialState, ...] = ()
     """Where each batch size has tensors of its own: the present state, and the state after a call at another size."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 
 from pytest_cudagraph.check.adversarial import (
     check_adversarial_inputs,
@@ -55,29 +56,41 @@ def check_replays(
     Raises :class:`~pytest_cudagraph.errors.InputError` if eager cannot take new inputs, and
     :class:`~pytest_cudagraph.errors.CudagraphError` if a replay raises or the state cannot be restored.
     """
+    models = eager_for, captured_for or eager_for
     with InitialState(model, examples.values(), backend, constants) as start:
-        tolerance, moved = Tolerance(rtol=rtol, atol=atol), start.moved_since(captured_at or {})
-        checks: dict[int, BatchCheck] = {}
         own = size_states if size_states is not None and size_states.is_current() else None
-        starts = {size: start.as_captured(own.at(size)) for size in graphs} if own else {}
-        for size, graph in graphs.items():
-            begin = starts.get(size, start)
-            other = next((starts[each] for each in starts if each != size), start)
-            case = CheckCase(
-                graph=graph,
-                eager=eager_for(size),
-                captured=(captured_for or eager_for)(size),
-                example=examples[size],
-                dims=row_dims(examples[size], size, _neighbour(examples, size)),
-                start=begin,
-                comparison=ResultComparison(batch_size=size, before=begin.tensors, tolerance=tolerance),
-                moved=() if own else moved,
-                others=(start, other) if own else (),
-                made=own.made_at(size) if own else (),
-            )
-            checks[size] = BatchCheck(case)
+        cases = _cases(graphs, models, examples, start, own, Tolerance(rtol=rtol, atol=atol))
+        moved = () if own else start.moved_since(captured_at or {})
+        checks = {case.batch_size: BatchCheck(replace(case, moved=moved)) for case in cases}
         _run(checks, random.Random(seed), progress)
     return {size: check.result() for size, check in checks.items()}
+
+
+def _cases(
+    graphs: Mapping[int, CapturedGraph],
+    models: tuple[Callable[[int], Model], Callable[[int], Model]],
+    examples: Mapping[int, Example],
+    start: InitialState,
+    own: SizeStates | None,
+    tolerance: Tolerance,
+) -> Iterator[CheckCase]:
+    """What is compared at each size. ``models`` are eager, and what was captured, of each size."""
+    eager_for, captured_for = models
+    starts = {size: start.as_captured(own.at(size)) for size in graphs} if own else {}
+    for size, graph in graphs.items():
+        begin = starts.get(size, start)
+        other = next((starts[each] for each in starts if each != size), start)
+        yield CheckCase(
+            graph=graph,
+            eager=eager_for(size),
+            captured=captured_for(size),
+            example=examples[size],
+            dims=row_dims(examples[size], size, _neighbour(examples, size)),
+            start=begin,
+            comparison=ResultComparison(batch_size=size, before=begin.tensors, tolerance=tolerance),
+            others=(start, other) if own else (),
+            made=own.made_at(size) if own else (),
+        )
 
 
 def _run(checks: Mapping[int, BatchCheck], generator: random.Random, progress: Callable[[str], None]) -> None:

@@ -81,7 +81,7 @@ class Cudagraph:
         name: str | None = None,
         **unknown: Any,
     ) -> GraphReport:
-        """Audit, compile, capture, check, measure, gate; the baseline is written at the end of the session.
+        """Audit, compile, capture, check, measure, gate. The baseline is written at the end of the session.
 
         ``example_inputs`` and ``kwargs`` are pytrees of tensors and plain values; the batch dimension (``batch_dim``,
         an int or a pytree of ints and None) of every tensor that has the example's batch size there is resized. With
@@ -100,12 +100,13 @@ class Cudagraph:
         """
         __tracebackhide__ = True
         _refuse(unknown, "cudagraph", self.__call__)
-        settings = CallSettings(
-            batch_sizes=batch_sizes, compile=compile, min_speedup=min_speedup, max_slowdown=max_slowdown,
-            rtol=rtol, atol=atol, name=name,
-        )  # fmt: skip
-        call = _call(model, example_inputs, kwargs, batch_dim, settings)
-        call = replace(call, draw=draw, reset=reset)
+        gates: dict[str, Any] = {"min_speedup": min_speedup, "max_slowdown": max_slowdown, "rtol": rtol, "atol": atol}
+        settings = CallSettings(batch_sizes=batch_sizes, compile=compile, name=name, **gates)
+        call = replace(_call(model, example_inputs, kwargs, batch_dim, settings), draw=draw, reset=reset)
+        return self._run(call)
+
+    def _run(self, call: ModelCall) -> GraphReport:
+        __tracebackhide__ = True
         report = self._context.run(call)
         if self._context.settings.enabled and self._context.settings.tune:
             tune_after(self._context, call, report.name)
