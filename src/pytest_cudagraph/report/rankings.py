@@ -28,8 +28,8 @@ def rankings(document: Mapping[str, Any]) -> list[str]:
     for group in dict.fromkeys(cell.group for cell, _ in ranked):
         own = [(cell, rank) for cell, rank in ranked if cell.group == group]
         title, *rows = _grid(TITLES, [_row(*each) for each in own])
-        rehearsal = "" if all(cell.is_judged for cell, _ in own) else "; speed is not judged here"
-        lines += [f"workloads: {group}{rehearsal}", title]
+        judged = any(rank for _, rank in own) or not any(cell.session for cell, _ in own)
+        lines += [f"workloads: {group}{'' if judged else '; speed is not judged here'}", title]
         for (cell, _), row in zip(own, rows, strict=True):
             lines += [row, *_notes(cell)]
     return lines

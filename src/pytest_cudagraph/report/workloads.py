@@ -38,7 +38,7 @@ class WorkloadCell:
     reason: str = ""
     """Why there is no latency, or why the test failed."""
     is_judged: bool = True
-    """False in a rehearsal, where latencies say nothing of a GPU."""
+    """False in a rehearsal, and with too few blocks for an interval of the speedup."""
 
     @property
     def key(self) -> tuple[str, str, int | None, str]:
@@ -122,8 +122,9 @@ def _of_test(whole: WorkloadCell, test: Mapping[str, Any], machine: str) -> Iter
 
 
 def _is_judged(batch: Mapping[str, Any]) -> bool:
-    # Documents of earlier versions have no judgements.
-    judgements = batch.get("judgements", ())
+    speedup, judgements = batch["speedup"], batch.get("judgements", ())  # of earlier versions none
+    if speedup is None or None in speedup.values():
+        return False
     return not any(each["gate"] == "speedup" and each["verdict"] == Verdict.NOT_JUDGED.value for each in judgements)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 
 import pytest
@@ -10,7 +11,7 @@ from tests.facts import H200, batch, judgement, latency, report, timing
 
 from pytest_cudagraph.report import changes, document, json_text, rankings
 from pytest_cudagraph.report.workloads import cells_of, ranks
-from pytest_cudagraph.values import Verdict
+from pytest_cudagraph.values import Interval, Verdict
 
 
 def run(*reports, errors=(), device=H200):
@@ -91,6 +92,13 @@ def test_a_rehearsal_is_shown_and_not_ranked():
     assert "rank" not in columns
     assert changes(found, found) == ["0 moved, 0 within the intervals, 2 not compared"]
     assert rankings(run(report("a", batch(8))))[0] == "workloads: decoder"
+
+
+def test_too_few_blocks_for_an_interval_are_too_few_for_a_rank():
+    few = replace(timing(200.0, 100.0), speedup=Interval(estimate=2.0, low=0.0, high=math.inf))
+    found = ranked(run(timed("a", 200.0, 100.0), report("b", batch(8, timing=few))))
+    assert found["b", 8, "graph"] is found["b", 8, "eager"] is None
+    assert found["a", 8, "graph"] == (1, 1)
 
 
 def test_every_workload_is_there_with_its_latency_or_its_reason():
