@@ -12,7 +12,9 @@ import pytest
 from tests.facts import judgement, report
 from tests.unit.report.test_page import HOSTILE, story, written
 
+from pytest_cudagraph.report import Column
 from pytest_cudagraph.report import page as page_text
+from pytest_cudagraph.report.rendering import PageTable, rendered
 from pytest_cudagraph.values import Verdict
 
 playwright = pytest.importorskip("playwright.sync_api", reason="the browser tests need playwright")
@@ -119,6 +121,24 @@ def test_a_click_sorts_by_number_across_units_and_what_is_no_number_stays_last(o
 
     shown.locator("#rows").get_by_role("button", name="verdict").click()
     assert column(shown, 10) == sorted(column(shown, 10))
+
+
+def test_ratios_thousands_and_dates_are_sorted_whole(opened, tmp_path):
+    titles = ["speedup", "rows/s", "date"]
+    cells = [["1.42x (1.40-1.44)", "62", "2026-11-09"], ["1.07x", "1,339", "2026-10-30"], ["1.3x", "157", "2025-12-31"]]
+    table = PageTable("Sorted", [Column(title=each) for each in titles], cells)
+    path = tmp_path / "sorted.html"
+    path.write_text(rendered("history.html", {"title": "", "counted": "", "notes": [], "moves": table, "entries": []}))
+    shown = opened(path)
+    rising = []
+    for number, title in enumerate(titles):
+        shown.get_by_role("button", name=title).click()
+        rising.append([row.locator("td").nth(number).inner_text() for row in shown.locator("tbody tr").all()])
+    assert rising == [
+        ["1.07x", "1.3x", "1.42x (1.40-1.44)"],
+        ["62", "157", "1,339"],
+        ["2025-12-31", "2026-10-30", "2026-11-09"],
+    ]
 
 
 def test_a_filter_leaves_the_rows_and_tests_that_fit(opened, run_page):

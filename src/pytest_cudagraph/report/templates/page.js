@@ -1,13 +1,14 @@
 "use strict";
 const units = { ns: 1e-9, "µs": 1e-6, ms: 1e-3, s: 1, B: 1, KiB: 1024, MiB: 1024 ** 2, GiB: 1024 ** 3 };
 const numberOf = (text) => {
-  const found = text.match(/^\s*([+-]?[\d.]+)\s*(ns|µs|ms|s|B|KiB|MiB|GiB)?\b/);
-  return found ? parseFloat(found[1]) * (units[found[2]] || 1) : NaN;
+  const found = text.match(/^\s*([+-]?\d[\d,]*(?:\.\d+)?)(?:x|\s*(ns|µs|ms|s|B|KiB|MiB|GiB))?(?!\w)/);
+  return found ? parseFloat(found[1].replaceAll(",", "")) * (units[found[2]] || 1) : NaN;
 };
 const compare = (one, other) => {
   const left = numberOf(one), right = numberOf(other);
   if (isNaN(left) !== isNaN(right)) return isNaN(left) ? 1 : -1;
-  return isNaN(left) ? one.localeCompare(other) : left - right;
+  // A date begins with the number of its year.
+  return (isNaN(left) ? 0 : left - right) || one.localeCompare(other);
 };
 const textOf = (row, column) => row.cells[column].textContent.trim();
 
