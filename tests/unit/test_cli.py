@@ -307,6 +307,24 @@ def test_compare_takes_documents_of_two_runs_and_judges_them_by_the_same_bound(s
     assert said("compare", "saved/nvidia-h200.json", "new.json")[0] == 1
 
 
+def test_compare_of_a_baseline_with_a_document_says_nothing_of_kernels_that_the_document_does_not_name(said, workplace):
+    write(workplace / "saved", saved(MLP, 1, kernels=46), saved(MLP, 8, kernels=40))
+    text = json_text(document([report(MLP, batch(1), batch(8))], H200, {}, date="2026-11-20T10:00:00+00:00"))
+    (workplace / "run.json").write_text(text, encoding="utf-8")
+
+    lines = said("compare", "saved/nvidia-h200.json", "run.json")[1].splitlines()
+    assert [line.split()[-2] for line in lines[2:4]] == ["46", "46"]
+    assert lines[4:] == ["2 same, 1 with other kernels"]
+
+
+def test_strict_compare_of_nothing_is_undecided(said, workplace):
+    text = json_text(document([], H200, {}))
+    (workplace / "run.json").write_text(text, encoding="utf-8")
+
+    assert said("compare", "run.json", "run.json")[:2] == (0, "run.json -> run.json\nnothing to compare\n")
+    assert said("compare", "run.json", "run.json", "--strict")[0] == 2
+
+
 def test_compare_refuses_a_damaged_document(said, workplace):
     found = document([report(MLP)], H200, {})
     del found["tests"][0]["batches"][0]["replay"]["q75"]

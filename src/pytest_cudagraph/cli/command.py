@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from pytest_cudagraph import report
-from pytest_cudagraph.cli import baselines, doctor, first_test, history, suite
+from pytest_cudagraph.cli import baselines, compare, doctor, first_test, history, suite
 from pytest_cudagraph.cli.output import USAGE, CommandOutput, read_document, write_page
 from pytest_cudagraph.errors import CudagraphError
 from pytest_cudagraph.foreign import printable, printable_lines
@@ -123,7 +123,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"pytest-cudagraph {doctor.version('pytest-cudagraph')}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     baselines.add_commands(commands.add_parser("baseline", help="list, show, prune and merge baseline files"))
-    baselines.add_compare(commands.add_parser("compare", help="compare two baseline files or two runs"))
+    compare.add_command(commands.add_parser("compare", help="compare two baseline files or two runs"))
     first_test.add_command(commands.add_parser("check", help="test a model without writing a test"))
     _add_explain(commands.add_parser("explain", help="explain a hazard and its fix"))
     command = commands.add_parser("report", help="show the table of a --cudagraph-json document")

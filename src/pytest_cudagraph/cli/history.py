@@ -10,9 +10,9 @@ from pathlib import Path
 from pytest_cudagraph import baseline, report
 from pytest_cudagraph.baseline.change_points import LEAST_CHANGE, EntryHistory, entry_histories
 from pytest_cudagraph.baseline.revisions import revisions_of
+from pytest_cudagraph.cli.compare import fraction_argument
 from pytest_cudagraph.cli.output import CommandOutput, write_page
 from pytest_cudagraph.errors import CudagraphError
-from pytest_cudagraph.settings.parsing import fraction
 from pytest_cudagraph.units import plural
 
 _FOLDER = ".cudagraph"
@@ -24,20 +24,13 @@ def add_command(command: argparse.ArgumentParser) -> None:
     command.add_argument("--baseline", default=_FOLDER, metavar="DIR|URL", help=f"default: {_FOLDER}")
     command.add_argument(
         "--least-change",
-        type=_fraction,
+        type=fraction_argument,
         default=LEAST_CHANGE,
         metavar="F",
         help="the least change that is shown (default: 0.02, 2 %%)",
     )
     command.add_argument("--html", type=Path, metavar="PAGE", help="also write the history as an HTML page")
     command.set_defaults(run=_history)
-
-
-def _fraction(text: str) -> float:
-    try:
-        return fraction()(text)
-    except ValueError as allowed:
-        raise argparse.ArgumentTypeError(f"{text} is not {allowed}") from None
 
 
 def _history(arguments: argparse.Namespace) -> CommandOutput:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pytest_cudagraph import files, report
-from pytest_cudagraph.errors import CudagraphError
+from pytest_cudagraph import baseline, files, report
+from pytest_cudagraph.baseline import AnyPath
+from pytest_cudagraph.errors import BaselineError, CudagraphError
+from pytest_cudagraph.values import SavedBatch
 
 FINE, REGRESSION, INCONCLUSIVE, USAGE = 0, 1, 2, 4
 
@@ -42,3 +45,30 @@ def read_document(path: Path) -> tuple[dict[str, Any], list[report.Row]]:
         raise CudagraphError(f"{path}: cannot be read ({exc.strerror})") from exc
     except ValueError as exc:
         raise CudagraphError(f"{path}: {exc}") from exc
+
+
+def entries_of(path: AnyPath) -> dict[baseline.Key, SavedBatch]:
+    """The entries of a baseline file, or what a document measured.
+
+    Raises :class:`~pytest_cudagraph.errors.CudagraphError`, also for a missing file.
+    """
+    if isinstance(path, Path) and path.is_file():
+        with suppress(OSError, ValueError):
+            found = json.loads(files.read_text(path))
+            if isinstance(found, dict) and found.keys() >= {"schema", "tests"}:
+                return _measured(found, path)
+    return dict(content_of(path).entries)
+
+
+def _measured(document: dict[str, Any], path: Path) -> dict[baseline.Key, SavedBatch]:
+    try:
+        return report.entries_of_document(document)
+    except ValueError as exc:
+        raise CudagraphError(f"{path}: {exc}") from exc
+
+
+def content_of(path: AnyPath) -> baseline.Content:
+    """A baseline file. Raises :class:`~pytest_cudagraph.errors.BaselineError`, also for a missing one."""
+    if not path.exists():
+        raise BaselineError(f"{path}: no such file")
+    return baseline.read(path)

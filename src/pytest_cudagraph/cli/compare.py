@@ -1,0 +1,140 @@
+"""``pytest-cudagraph compare``: two baseline files or two runs, by the bound of the gate."""
+
+from __future__ import annotations
+
+import argparse
+import textwrap
+from collections import Counter
+from collections.abc import Sequence
+
+from pytest_cudagraph import baseline, gate, record, report
+from pytest_cudagraph.cli.baselines import figure_text, kernels_text
+from pytest_cudagraph.cli.output import FINE, INCONCLUSIVE, REGRESSION, CommandOutput, entries_of
+from pytest_cudagraph.report import Column
+from pytest_cudagraph.report.columns import MAX_WIDTH
+from pytest_cudagraph.settings.parsing import fraction
+from pytest_cudagraph.units import latency_text, percent_text
+from pytest_cudagraph.values import Latency
+
+_COMPARED = ("batch", "old", "new", "change", "eager change", "kernels")
+
+
+def add_command(parser: argparse.ArgumentParser) -> None:
+    """The arguments of ``compare``."""
+    parser.add_argument("old", metavar="A", help="the old baseline file, or the old --cudagraph-json document")
+    parser.add_argument("new", metavar="B", help="the new one of either kind")
+    parser.add_argument(
+        "--fail-on",
+        choices=("slower", "kernels", "any"),
+        default="slower",
+        help="exit with 1 if a replay is slower (default), has more kernels, or either",
+    )
+    parser.add_argument(
+        "--max-slowdown",
+        type=fraction_argument,
+        default=0.10,
+        metavar="F",
+        help="the allowed slowdown of a replay (default: 0.10, 10 %%)",
+    )
+    parser.add_argument("--strict", action="store_true", help="exit with 2 if an entry could not be judged")
+    parser.set_defaults(run=_compare)
+
+
+def fraction_argument(text: str) -> float:
+    """A fraction for argparse, whose own message would not say what is allowed."""
+    try:
+        return fraction()(text)
+    except ValueError as allowed:
+        raise argparse.ArgumentTypeError(f"{text} is not {allowed}") from None
+
+
+def _compare(arguments: argparse.Namespace) -> CommandOutput:
+    paths = [baseline.any_path(text) for text in (arguments.old, arguments.new)]
+    old, new = map(entries_of, paths)
+    changes, shown = record.compare(old, new, max_slowdown=arguments.max_slowdown), " -> ".join(map(str, paths))
+    if not changes:
+        return CommandOutput(lines=[shown, "nothing to compare"], exit_code=INCONCLUSIVE if arguments.strict else FINE)
+    columns = [Column(title="test", right=False), *(Column(title=title) for title in _COMPARED)]
+    title, *rows = report.grid([*columns, Column(title="verdict", right=False)], [_compared(each) for each in changes])
+    lines = [shown, title]
+    for change, row in zip(changes, rows, strict=True):
+        lines += [row, *_kernel_lines(change), *_figure_lines(change), *_why_uncertain(change, arguments.max_slowdown)]
+    counted = Counter(_verdict(change) for change in changes)
+    words = [f"{count} {word}" for word, count in sorted(counted.items())]
+    others = sum(bool(change.added_kernels or _kernel_lines(change)) for change in changes)
+    lines.append(", ".join([*words, f"{others} with other kernels"] if others else words))
+    return CommandOutput(lines=lines, exit_code=_exit_code(changes, arguments.fail_on, strict=arguments.strict))
+
+
+def _compared(change: record.EntryChange) -> list[str]:
+    old, new = change.old, change.new
+    sides = (old, new) if old and new and change.comparison != "not-comparable" else None
+    return [
+        change.name,
+        str(change.batch_size),
+        latency_text(old.replay.median_ns) if old else "-",
+        latency_text(new.replay.median_ns) if new else "-",
+        _moved(*(side.replay for side in sides)) if sides else "-",
+        _moved(*(side.eager for side in sides)) if sides else "-",
+        _kernels(change),
+        _verdict(change),
+    ]
+
+
+def _moved(old: Latency, new: Latency) -> str:
+    text = percent_text(new.median_ns / old.median_ns - 1)
+    return text if text.startswith("-") else f"+{text}"
+
+
+def _verdict(change: record.EntryChange) -> str:
+    return change.comparison.replace("-", " ")
+
+
+def _kernels(change: record.EntryChange) -> str:
+    if change.added_kernels and change.old and change.new:
+        return f"{change.old.kernels} -> {change.new.kernels}"
+    present = change.new or change.old
+    return kernels_text(present.kernels if present else None)
+
+
+def _kernel_lines(change: record.EntryChange) -> list[str]:
+    """``+16 `aten.mul`, -1 `aten.silu```: the changed kernel counts; no line without a change."""
+    if change.old is None or change.new is None or not (change.old.kernel_names and change.new.kernel_names):
+        # A document counts kernels and does not name them.
+        return []
+    before, after = Counter(change.old.kernel_names), Counter(change.new.kernel_names)
+    moved = [(name, after[name] - before[name]) for name in sorted({*before, *after})]
+    words = [f"{count:+d} `{name}`" for name, count in moved if count]
+    return [f"  {', '.join(words)}"] if words else []
+
+
+def _figure_lines(change: record.EntryChange) -> list[str]:
+    """``TTFT 1.2 -> 1.8 ms (+50 %)``: each figure of generations that both have."""
+    if change.old is None or change.new is None or change.comparison == "not-comparable":
+        return []
+    found = baseline.figure_changes(change.old, baseline.history(change.new)[-1])
+    words = [
+        f"{figure_text(name, each.before_ns)} -> {figure_text(name, each.after_ns).split(' ', 1)[1]}"
+        for name, each in found.items()
+    ]
+    return [f"  {', '.join(words)}"] if words else []
+
+
+def _why_uncertain(change: record.EntryChange, max_slowdown: float) -> list[str]:
+    """The reason in the words of the gate, which has the same bound."""
+    if change.comparison != "uncertain" or change.old is None or change.new is None:
+        return []
+    found = baseline.change(change.old, baseline.history(change.new)[-1])
+    interval = f"{gate.change_interval_text(found)}, {percent_text(max_slowdown)} is allowed"
+    return textwrap.wrap(
+        f"{interval}; {gate.sessions_text(found)}", MAX_WIDTH, initial_indent="  ", subsequent_indent="    "
+    )
+
+
+def _exit_code(changes: Sequence[record.EntryChange], fail_on: str, *, strict: bool) -> int:
+    slower = any(change.comparison == "slower" for change in changes)
+    kernels = any((change.added_kernels or 0) > 0 for change in changes)
+    if (slower and fail_on in ("slower", "any")) or (kernels and fail_on in ("kernels", "any")):
+        return REGRESSION
+    unclear = any(change.comparison not in ("same", "faster", "slower") for change in changes)
+    return INCONCLUSIVE if strict and unclear else FINE
