@@ -328,18 +328,19 @@ BASELINES = {
 # fmt: on
 
 
-def figures(entry, **rest):
-    """Judge three figures: one as fast, one slower, one in doubt."""
+def figures(entry, *, unrest_log=0.0, **rest):
+    """Judge three figures: one as fast, one in doubt, one slower."""
     found = facts.with_figures(replace(entry, sessions=history(entry)), itl=60.0, time_per_token=50.0, ttft=900.0)
     now = {"itl": latency(60.2), "time_per_token": latency(56.0), "ttft": latency(1200.0)}
     batch = measured(PASSED, baseline=found, device=H200, **rest)
-    changes = figure_changes(found, session_of(PASSED, H200, figures=now))
+    changes = figure_changes(found, replace(session_of(PASSED, H200, figures=now), unrest_log=unrest_log))
     return gate.judge_figures(replace(batch, figure_changes=changes), 0.10)
 
 
 def test_a_figure_of_generations_fails_if_it_is_slower_with_confidence_and_only_then():
     assert [each.verdict.value for each in figures(saved())] == ["passed", "passed", "failed"]
     assert [each.verdict.value for each in figures(saved(), disturbance="shared")] == ["passed"] * 3
+    assert [each.verdict.value for each in figures(saved(), unrest_log=0.01)] == ["passed"] * 3
     assert figures(saved(), why_not="shown") == figures(saved(), replaces_saved=True) == ()
 
 
