@@ -37,7 +37,11 @@ _QUERY = re.compile(r"(?<=\?)\S+$")
 def without_credentials(text: str, url: str | None = None) -> str:
     """A text without the user, the password and the query of ``url``, which by default is the text itself."""
     found = [match.group() for each in (_USER, _QUERY) for match in each.finditer(text if url is None else url)]
-    secrets = {part for secret in found for part in (secret, *secret.split(":")) if part}
+    from urllib.parse import unquote
+
+    parts = {part for secret in found for part in (secret, *secret.split(":")) if part}
+    # A driver that logs in shows them decoded.
+    secrets = parts | set(map(unquote, parts))
     for secret in sorted(secrets, key=len, reverse=True):
         text = text.replace(secret, "***")
     return text

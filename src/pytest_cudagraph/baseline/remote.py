@@ -13,7 +13,7 @@ import random
 import socket
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 from urllib.parse import urlsplit
@@ -37,7 +37,7 @@ class RemotePath:
 
     system: Any
     path: str
-    url: str
+    url: str = field(repr=False)
     """With its credentials. The text of this object shows none."""
 
     @classmethod

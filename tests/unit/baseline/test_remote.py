@@ -13,6 +13,7 @@ from tests.facts import CPU, H200, by_key, saved
 from pytest_cudagraph.baseline import JsonStore, any_path, json_files, remote, remove_from
 from pytest_cudagraph.cli import main
 from pytest_cudagraph.errors import BaselineError
+from pytest_cudagraph.foreign import without_credentials
 
 fsspec = pytest.importorskip("fsspec")
 
@@ -114,6 +115,12 @@ def test_no_credential_is_shown(url, shown):
     with pytest.raises(BaselineError, match=shown) as caught:
         JsonStore(url, H200).load()
     assert "secret" not in str(caught.value)
+
+
+def test_a_password_is_hidden_as_it_is_decoded_too_and_from_a_debugger():
+    url = "s3://ann:s%40cret@host/folder"
+    assert without_credentials("no login of ann with s@cret", url) == "no login of *** with ***"
+    assert "cret" not in repr(remote.RemotePath(None, "host/folder", url))
 
 
 def test_a_file_url_is_a_path(tmp_path):
