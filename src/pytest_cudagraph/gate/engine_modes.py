@@ -45,7 +45,7 @@ def judge_fallback(found: EngineModes, *, allowed: bool) -> Judgement:
     failure, receipt = found.graphs.failure, found.graphs.receipt
     if failure is not None:
         return _fell_back(f"with graphs the engine does not load: {failure.error}", _output(failure), allowed=allowed)
-    if receipt is None:
+    if receipt is None or not receipt.steps:
         reason = "the engine does not tell which decode steps replayed a graph"
         return Judgement(gate="fallback", verdict=Verdict.NOT_JUDGED, reason=reason)
     if receipt.replays == receipt.steps and not receipt.eager:

@@ -155,6 +155,7 @@ def test_the_messages_of_the_gates(golden):
         gate.judge_fallback(failed, allowed=True),
         gate.judge_fallback(modes(graphs=some), allowed=False),
         gate.judge_fallback(modes(graphs=EngineMode()), allowed=False),
+        gate.judge_fallback(modes(graphs=EngineMode(receipt=GenerationReceipt(steps=0, replays=0))), allowed=False),
         gate.judge_mode_tokens(found.tokens, 0),
         gate.judge_mode_tokens(wrong, 2),
         gate.judge_mode_tokens(wrong, 1),
