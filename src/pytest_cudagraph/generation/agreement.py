@@ -65,15 +65,15 @@ class _Largest(NamedTuple):
 def compare_logits(eager: Generated, found: Generated, tolerance: Tolerance) -> TokenAgreement | TokenDifference:
     """Compare two generations whose steps got the same tokens.
 
-    At each place the logits may differ by ``atol + rtol * max |logit|`` of :func:`_tolerance_of_model`: a small logit
-    is a sum of terms as large as those of a large one. So a token may differ only where eager's two largest logits are
-    at most twice that apart. Such a token is a tie. Not a number is a difference.
+    At each place the logits may differ by ``atol + rtol * size`` of :func:`_tolerance_of_model` and :func:`_sizes`: a
+    small logit is a sum of terms as large as those of a large one. So a token may differ only where eager's two largest
+    logits are at most twice that apart. Such a token is a tie. Not a number is a difference.
     """
     assert eager.logits is not None
     assert found.logits is not None
     expected, (rtol, atol) = _wide(eager.logits), _tolerance_of_model(eager.logits.dtype, tolerance)
-    differences = (_wide(found.logits) - expected).abs().amax(-1)
-    allowed = atol + rtol * expected.abs().amax(-1)
+    differences = absolute_differences(expected, _wide(found.logits)).amax(-1)
+    allowed = atol + rtol * _sizes(expected)
     worst = int((differences - allowed).nan_to_num(nan=torch.inf).argmax())
     largest = _Largest(float(differences.flatten()[worst]), float(allowed.flatten()[worst]))
     # A choice that is none of the logits' largest would be no tie.
@@ -100,6 +100,20 @@ def _tolerance_of_model(dtype: torch.dtype, tolerance: Tolerance) -> tuple[float
     if tolerance.rtol is None:
         rtol = max(rtol, min(math.sqrt(torch.finfo(dtype).eps), _BFLOAT16_RTOL))
     return rtol, atol
+
+
+def absolute_differences(expected: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
+    """Element by element. An infinity does not differ from itself: models rule tokens out by it."""
+    return torch.where(expected == found, 0.0, (found - expected).abs())
+
+
+def _sizes(logits: torch.Tensor) -> torch.Tensor:
+    """The size of the logits of each place: the largest or the median, whichever is farther from 0.
+
+    Not the smallest: a logit of ``finfo.min`` or -1e9 rules a token out, and would allow every difference.
+    """
+    largest, median = logits.amax(-1).abs(), logits.median(-1).values.abs()
+    return torch.maximum(*(each.masked_fill(each.isinf(), 0.0) for each in (largest, median)))
 
 
 def _logits_of(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:

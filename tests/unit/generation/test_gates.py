@@ -52,6 +52,14 @@ def test_the_tolerance_grows_with_the_largest_logit_of_the_place_and_not_with_th
     assert isinstance(compare_logits(*small, Tolerance()), TokenDifference)
 
 
+@pytest.mark.parametrize("ruled_out", [float("-inf"), torch.finfo(torch.float32).min, -1e9])
+def test_a_token_that_the_model_rules_out_allows_no_other_logit_to_differ(ruled_out):
+    eager = generated([[[5.0, 1.0, 2.0, ruled_out]]])
+    for found, kind in (([5.0, 1.0, 2.0], TokenAgreement), ([5.0, 9.0, 2.0], TokenDifference)):
+        assert isinstance(compare_logits(eager, generated([[[*found, ruled_out]]]), Tolerance()), kind)
+    assert isinstance(compare_logits(eager, generated([[[5.0, 1.0, 2.0, 3.0]]]), Tolerance()), TokenDifference)
+
+
 @pytest.mark.parametrize(
     ("dtype", "within", "beyond"),
     [(torch.float32, 0.003, 0.004), (torch.bfloat16, 0.125, 0.25), (torch.float16, 0.125, 0.25)],
