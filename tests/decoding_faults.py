@@ -163,8 +163,8 @@ def looked_up(fault: Fault, device: str, *, k=3, least: float | None = None) -> 
 def prefilled(fault: Fault, device: str, **request: Any) -> list[Judgement]:
     facts = {"length": 48, "chunk": 8, "max_bytes_ratio": 0.6, "counting": "activations"}
     decoder = fault.decoder().eval().to(device)
-    found = prefill.compare_prefill(decoder, PrefillRequest(**facts | request), TOLERANCE)
-    return [gate.judge_chunks(found), gate.judge_bytes(found, 0.6)]
+    asked = PrefillRequest(**facts | request)
+    return list(prefill.judge_prefill(prefill.compare_prefill(decoder, asked, TOLERANCE), asked).judgements)
 
 
 def overlapping(tokens, chunk):

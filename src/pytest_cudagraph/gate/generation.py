@@ -81,11 +81,11 @@ def _logits_text(found: TokenAgreement | TokenDifference) -> str:
     return f"logits differ by at most {found.largest_difference:.3g}, allowed there are {found.tolerance:.3g}"
 
 
-def judge_chunks(found: Prefill) -> Judgement:
-    """Wrong if a prefill in chunks gives other logits or another cache than one call. ``meta`` has no values."""
-    chunks = f"chunks of {found.chunk} tokens"
+def judge_chunks(found: Prefill) -> Judgement | None:
+    """Wrong if a prefill in chunks gives other logits or another cache than one call. None: ``meta`` has no values."""
     if found.largest_difference is None or found.tolerance is None:
-        return Judgement(gate="tokens", verdict=Verdict.PASSED, reason=f"{chunks}: no values to compare on meta")
+        return None
+    chunks = f"chunks of {found.chunk} tokens"
     differ = f"logits and cache differ by at most {found.largest_difference:.3g}"
     if found.largest_difference <= found.tolerance:
         return Judgement(gate="tokens", verdict=Verdict.PASSED, reason=f"{chunks} give what one call gives: {differ}")

@@ -13,6 +13,7 @@ from pytest_cudagraph.backends.capture_mode import claims_capture, replaced
 from pytest_cudagraph.check.compare import Tolerance
 from pytest_cudagraph.errors import InputError
 from pytest_cudagraph.foreign import value_text
+from pytest_cudagraph.generation.agreement import absolute_differences
 from pytest_cudagraph.generation.decoder import Decoder, check_members
 from pytest_cudagraph.generation.engine import parts
 from pytest_cudagraph.generation.memory import PeakBytes
@@ -119,13 +120,14 @@ def _is_cache(tensor: torch.Tensor) -> bool:
 
 
 def _difference(expected: torch.Tensor, found: torch.Tensor, tolerance: Tolerance) -> tuple[float, float]:
-    """The largest difference, and what is allowed: ``atol + rtol * max |value|``, as for logits."""
+    """The largest difference, and what is allowed: ``atol + rtol * max |value|`` of the finite values."""
     rtol, atol = tolerance.of(expected.dtype)
-    difference = (found.double() - expected.double()).abs().nan_to_num(nan=torch.inf).max()
-    return float(difference), atol + rtol * float(expected.abs().max())
+    difference = absolute_differences(expected.double(), found.double()).nan_to_num(nan=torch.inf).max()
+    sizes = expected.abs()
+    return float(difference), atol + rtol * float(sizes.masked_fill(sizes.isinf(), 0.0).max())
 
 
 def judge_prefill(found: Prefill, request: PrefillRequest) -> BatchReport:
     """The report of one prefill: first its values, then its bytes."""
-    judgements = (gate.judge_chunks(found), gate.judge_bytes(found, request.max_bytes_ratio))
-    return BatchReport(batch_size=1, judgements=judgements, prefill=found)
+    both = gate.judge_chunks(found), gate.judge_bytes(found, request.max_bytes_ratio)
+    return BatchReport(batch_size=1, judgements=tuple(each for each in both if each is not None), prefill=found)

@@ -14,6 +14,7 @@ from pytest_cudagraph.check.compare import Tolerance
 from pytest_cudagraph.errors import InputError
 from pytest_cudagraph.generation import PrefillRequest, compare_prefill
 from pytest_cudagraph.generation.memory import PeakBytes
+from pytest_cudagraph.generation.prefill import judge_prefill
 
 LLAMA_8B = {"vocabulary": 128256, "hidden": 4096, "heads": 32, "kv_heads": 8, "inner": 14336}
 
@@ -23,8 +24,8 @@ def request_for(length=48, chunk=8, max_bytes_ratio=None, counting="activations"
 
 
 def verdicts(found, max_bytes_ratio=None):
-    judgements = (gate.judge_chunks(found), gate.judge_bytes(found, max_bytes_ratio))
-    return {each.gate for each in judgements if each.verdict.fails}
+    report = judge_prefill(found, request_for(max_bytes_ratio=max_bytes_ratio))
+    return {each.gate for each in report.judgements if each.verdict.fails}
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
@@ -52,6 +53,26 @@ def test_chunks_of_any_size_leave_the_logits_and_the_cache_of_one_call(chunk):
     assert verdicts(found) == set()
 
 
+class _RulesOut(SmallDecoder):
+    """One token is ruled out. A wrong one forgets its cache in each call."""
+
+    def __init__(self, *, is_wrong):
+        super().__init__(last_only=True)
+        self.is_wrong = is_wrong
+
+    def forward(self, tokens):
+        if self.is_wrong:
+            self.reset()
+        return super().forward(tokens).index_fill(-1, torch.tensor(3), float("-inf"))
+
+
+@pytest.mark.parametrize(("is_wrong", "missed"), [(False, set()), (True, {"tokens"})])
+def test_a_token_that_is_ruled_out_hides_no_difference_and_makes_none(is_wrong, missed):
+    torch.manual_seed(0)
+    found = compare_prefill(_RulesOut(is_wrong=is_wrong).eval(), request_for(), Tolerance())
+    assert verdicts(found) == missed
+
+
 def test_meta_counts_the_same_bytes_without_values():
     found = {}
     for device in ("cpu", "meta"):
@@ -60,6 +81,8 @@ def test_meta_counts_the_same_bytes_without_values():
         found[device] = compare_prefill(decoder, request_for(), Tolerance())
     assert (found["meta"].whole, found["meta"].chunked) == (found["cpu"].whole, found["cpu"].chunked)
     assert (found["meta"].largest_difference, verdicts(found["meta"])) == (None, set())
+    # What was not compared has not passed.
+    assert [each.gate for each in judge_prefill(found["meta"], request_for()).judgements] == ["bytes"]
     cache = 2 * 2 * 64 * 2 * 8 * 4 * 4 + 4 * 8  # layers, keys and values, slots, heads, size, rows, bytes; positions
     assert found["cpu"].whole.cache_bytes == cache
 
@@ -104,7 +127,7 @@ def test_a_request_that_makes_no_sense_is_one_clear_error(wrong, message):
 
 
 def test_the_messages_of_the_gates(golden):
-    found = {each: replace(facts.prefill(), largest_difference=each) for each in (None, 0.0, 0.47)}
+    found = {each: replace(facts.prefill(), largest_difference=each) for each in (0.0, 0.47)}
     judgements = [gate.judge_chunks(each) for each in found.values()]
     judgements += [gate.judge_bytes(found[0.0], ratio) for ratio in (None, 0.5, 0.4)]
     lines = [
