@@ -44,6 +44,12 @@ def percent_text(fraction: float) -> str:
     return f"{percent:.1f} %" if abs(percent) < 10 else f"{percent:.0f} %"
 
 
+def signed_text(ratio: float) -> str:
+    """``+12 %`` for 1.12, ``-3.0 %`` for 0.97."""
+    # 0.0 % has no minus sign.
+    return f"{'-' if round(ratio - 1.0, 3) < 0 else '+'}{percent_text(abs(ratio - 1.0))}"
+
+
 def to_seconds(nanoseconds: float) -> float:
     """Seconds, for files and documents."""
     return nanoseconds / NS_PER_S

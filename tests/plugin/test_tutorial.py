@@ -34,6 +34,7 @@ def test_each_command_of_the_page_prints_what_stands_below_it(project, page):
         return "\n".join(["```console", command, *shown(run(*arguments).outlines), "```"])
 
     text = path.read_text(encoding="utf-8")
+    assert len(re.findall("^\\$ ", text, re.MULTILINE)) == len(re.findall("^```console$", text, re.MULTILINE)) > 0
     found = BLOCK.sub(done, text)
     if update:
         path.write_text(found, encoding="utf-8")

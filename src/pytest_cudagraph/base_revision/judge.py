@@ -6,9 +6,9 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 
-from pytest_cudagraph.gate.wording import change_text, signed_text
+from pytest_cudagraph.gate.wording import change_text
 from pytest_cudagraph.report.columns import Column, grid
-from pytest_cudagraph.units import latency_text, percent_text, plural
+from pytest_cudagraph.units import latency_text, percent_text, plural, signed_text
 from pytest_cudagraph.values import BaseComparison, BatchReport, GraphReport, Interval, Judgement, Verdict
 
 LOOKS = (5, 10)
@@ -175,7 +175,7 @@ def _row(report: GraphReport, batch: BatchReport, base: BaseComparison) -> list[
         str(batch.batch_size),
         latency_text(before_ns),
         latency_text(after_ns),
-        f"{'+' if base.change.estimate >= 1.0 else '-'}{percent_text(abs(base.change.estimate - 1.0))}",
+        signed_text(base.change.estimate),
         _kernels(base.base_kernels, base.head_kernels),
         "slower" if verdict == "failed" else verdict,
     ]

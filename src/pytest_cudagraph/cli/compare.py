@@ -13,7 +13,7 @@ from pytest_cudagraph.cli.output import FINE, INCONCLUSIVE, REGRESSION, CommandO
 from pytest_cudagraph.report import Column
 from pytest_cudagraph.report.columns import MAX_WIDTH
 from pytest_cudagraph.settings.parsing import fraction
-from pytest_cudagraph.units import latency_text, percent_text
+from pytest_cudagraph.units import latency_text, percent_text, signed_text
 from pytest_cudagraph.values import Latency
 
 _COMPARED = ("batch", "old", "new", "change", "eager change", "kernels")
@@ -82,8 +82,7 @@ def _compared(change: record.EntryChange) -> list[str]:
 
 
 def _moved(old: Latency, new: Latency) -> str:
-    text = percent_text(new.median_ns / old.median_ns - 1)
-    return text if text.startswith("-") else f"+{text}"
+    return signed_text(new.median_ns / old.median_ns)
 
 
 def _verdict(change: record.EntryChange) -> str:

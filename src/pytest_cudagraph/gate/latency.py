@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from pytest_cudagraph import baseline as baselines
 from pytest_cudagraph.gate.structure import changes_text
-from pytest_cudagraph.gate.wording import change_text, moved_text, signed_text, software_changes
-from pytest_cudagraph.units import percent_text, plural
+from pytest_cudagraph.gate.wording import change_text, moved_text, software_changes
+from pytest_cudagraph.units import percent_text, plural, signed_text
 from pytest_cudagraph.values import (
     Comparison,
     DeviceInfo,

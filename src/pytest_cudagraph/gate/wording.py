@@ -92,12 +92,6 @@ def attainable_text(timing: Timing, min_speedup: float, kernels: int | None) -> 
     return f"{found}; {'its' if kernels is None else kernels} kernels take {latency} by themselves"
 
 
-def signed_text(ratio: float) -> str:
-    """``+12 %`` for 1.12, ``-3.0 %`` for 0.97."""
-    # 0.0 % has no minus sign.
-    return f"{'-' if round(ratio - 1.0, 3) < 0 else '+'}{percent_text(abs(ratio - 1.0))}"
-
-
 def moved_text(
     timing: Timing,
     saved: SavedBatch,

@@ -10,7 +10,7 @@ from pytest_cudagraph.baseline.change_points import EntryHistory, KernelChange, 
 from pytest_cudagraph.report.columns import MAX_WIDTH, Column, grid, wrapped
 from pytest_cudagraph.report.plots import trend_plot
 from pytest_cudagraph.report.rendering import PageTable, drawn, rendered
-from pytest_cudagraph.units import latency_text, percent_text, plural
+from pytest_cudagraph.units import latency_text, plural, signed_text
 
 _MOVES = [
     Column(title=title, right=title not in ("date", "commit", "side"))
@@ -72,8 +72,8 @@ def _move_cells(move: Move) -> list[str]:
         move.side,
         latency_text(change.before_ns),
         latency_text(change.after_ns),
-        _signed(change.log_ratio),
-        f"{_signed(low)} to {_signed(high)}",
+        signed_text(math.exp(change.log_ratio)),
+        f"{signed_text(math.exp(low))} to {signed_text(math.exp(high))}",
     ]
 
 
@@ -81,11 +81,6 @@ def _kernel_cells(change: KernelChange) -> list[str]:
     before, after = change.kernels
     counts = [str(before), str(after), f"{after - before:+d}", "exact"]
     return [change.after.date, change.after.commit or "-", "kernels", *counts]
-
-
-def _signed(log_ratio: float) -> str:
-    ratio = math.expm1(log_ratio)
-    return f"{'-' if round(ratio, 3) < 0 else '+'}{percent_text(abs(ratio))}"
 
 
 def _software_change(move: Move) -> str:

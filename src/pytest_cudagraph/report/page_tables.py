@@ -12,7 +12,7 @@ from typing import Any
 from pytest_cudagraph.report.columns import Column
 from pytest_cudagraph.report.rankings import TITLES, ranking_rows
 from pytest_cudagraph.report.rendering import PageTable
-from pytest_cudagraph.units import bytes_text, latency_text, percent_text, to_ns
+from pytest_cudagraph.units import bytes_text, latency_text, percent_text, signed_text, to_ns
 
 _NAMED = 5
 """Tests that a finding or a reason names. The rest is counted."""
@@ -130,7 +130,7 @@ def _bases(found: Mapping[str, Any]) -> PageTable | None:
 def _signed(ratio: float | None) -> str:
     if ratio is None:
         return "-"
-    return f"{'+' if ratio >= 1 else '-'}{percent_text(abs(ratio - 1))}"
+    return signed_text(ratio)
 
 
 def _generations(found: Mapping[str, Any]) -> PageTable | None:

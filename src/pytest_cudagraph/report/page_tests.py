@@ -17,7 +17,15 @@ from pytest_cudagraph.report.plots import (
 )
 from pytest_cudagraph.report.rendering import drawn
 from pytest_cudagraph.report.table import Row, cells_of, columns_of, notes_of
-from pytest_cudagraph.units import bytes_text, factor_text, percent_text, plural, seconds_text, to_ns
+from pytest_cudagraph.units import (
+    bytes_text,
+    factor_text,
+    percent_text,
+    plural,
+    seconds_text,
+    signed_text,
+    to_ns,
+)
 from pytest_cudagraph.values import Verdict
 
 if TYPE_CHECKING:
@@ -217,8 +225,7 @@ def _since_saved(batch: Mapping[str, Any]) -> str:
     lane = _sessions(batch)
     if lane.today is None or not lane.low or not lane.high:
         return _NONE
-    ratio = lane.today / math.sqrt(lane.low * lane.high)
-    return f"{'+' if ratio >= 1 else ''}{percent_text(ratio - 1)}"
+    return signed_text(lane.today / math.sqrt(lane.low * lane.high))
 
 
 def _check_text(check: Mapping[str, Any] | None) -> str:
