@@ -92,7 +92,7 @@ class LoadedVllm:
             yield step
 
     def facts(self) -> EngineFacts:
-        """The receipt of steps with one token per row. None if vLLM recorded no step (vLLM issue 52728).
+        """The receipt of steps with one token per row. None if vLLM recorded no step, as some versions do.
 
         vLLM logs the time of its capture and does not give it.
         """

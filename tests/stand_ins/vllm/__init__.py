@@ -7,10 +7,10 @@ Where each part was read, in github.com/vllm-project/vllm:
   ``disable_log_stats=False`` makes. ``RequestOutput`` and ``CompletionOutput``: vllm/outputs.py. Token ids are
   cumulative.
 - ``CUDAGraphStat``: vllm/compilation/cuda_graph.py. ``cudagraph_metrics`` turns it on (pull request 29825). With it the
-  statistics may still be missing (issue 52728).
+  statistics may still be missing.
 - "No available memory for the cache blocks": vllm/worker/worker.py. In V1 the process EngineCore logs it, and its
-  caller gets "Engine core initialization failed" (vllm/v1/engine/utils.py, issue 27508).
-- ``torch.OutOfMemoryError`` inside a capture: issues 19186 and 57475.
+  caller gets "Engine core initialization failed" (vllm/v1/engine/utils.py).
+- ``torch.OutOfMemoryError`` inside a capture: as users of vLLM report it.
 - ``EngineDeadError``: vllm/v1/engine/exceptions.py.
 
 The model's name chooses the failure.
