@@ -115,12 +115,6 @@ def make_case(nodeid: str, call: CallSettings, mark: MarkSettings, settings: Set
             check_covered(minimum, sizes)
         except ValueError as mistake:
             raise InputError(str(mistake)) from None
-    mode = _first(call.compile, mark.compile, settings.compile)
-    if mark.min_over_compiled is not None and mode == "none":
-        raise InputError(
-            f"min_over_compiled={mark.min_over_compiled:g} needs compiled code to compare with; found compile='none'\n"
-            "  to fix: compile='inductor' or 'aot', or leave min_over_compiled out"
-        )
     per_size = minimum if isinstance(minimum, Mapping) else dict.fromkeys(sizes, minimum)
     return Case(
         nodeid=nodeid,
@@ -131,7 +125,7 @@ def make_case(nodeid: str, call: CallSettings, mark: MarkSettings, settings: Set
         max_new_kernels=mark.max_new_kernels,
         min_over_compiled=mark.min_over_compiled,
         accept=mark.accept or {},
-        compile=mode,
+        compile=_compile_mode(call, mark, settings),
         device=_first(mark.device, settings.device),
         rtol=_first(call.rtol, mark.rtol, None),
         atol=_first(call.atol, mark.atol, None),
@@ -141,6 +135,16 @@ def make_case(nodeid: str, call: CallSettings, mark: MarkSettings, settings: Set
         output_lengths=_first(call.output_lengths, mark.output_lengths, _OUTPUT_LENGTHS),
         exact=_first(call.exact, mark.exact, False),
     )
+
+
+def _compile_mode(call: CallSettings, mark: MarkSettings, settings: Settings) -> CompileMode:
+    mode: CompileMode = _first(call.compile, mark.compile, settings.compile)
+    if mark.min_over_compiled is not None and mode == "none":
+        raise InputError(
+            f"min_over_compiled={mark.min_over_compiled:g} needs compiled code to compare with; found compile='none'\n"
+            "  to fix: compile='inductor' or 'aot', or leave min_over_compiled out"
+        )
+    return mode
 
 
 def _min_source(call: CallSettings, mark: MarkSettings, sizes: Sequence[int]) -> MinSource:
