@@ -81,8 +81,7 @@ def end_run(
 
     ``saved`` are the entries read at the start, by device. The file of another device is read now. For the document
     there are ``calls``, which ``perf_monitor`` recorded, ``tuned``, which ``--cudagraph-tune`` found, and
-    ``workloads``, the tests with that mark.
-    ``columns`` are those of other plugins, and ``problems`` what their hooks raised.
+    ``workloads``, the tests with that mark. ``columns`` are other plugins', ``problems`` what their hooks raised.
 
     A file that cannot be written is a problem in the summary, not an exception. The other files are still written.
     """

@@ -42,31 +42,32 @@ def document(
     date: str | None = None,
     commit: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Everything of a run, also of its failing tests; ``settings`` is a mapping or a dataclass.
+    """Everything of a run, also of its failing tests; ``settings`` is a mapping or a dataclass. No number is infinite.
 
     ``date`` is an ISO date and time, ``commit`` the facts of :func:`pytest_cudagraph.environment.commit`.
     """
-    return {
+    found = {
         "schema": SCHEMA,
         "date": date,
         "commit": None if commit is None else dict(commit),
         "device": None if device is None else asdict(device),
-        "settings": _without_credentials(_jsonable(settings if isinstance(settings, Mapping) else asdict(settings))),
+        "settings": _without_credentials(settings if isinstance(settings, Mapping) else asdict(settings)),
         "tests": [_test(report) for report in reports],
         "calls": list(calls),
         "tuned": list(tuned),
         "workloads": list(workloads),
     }
+    return {key: _jsonable(value) for key, value in found.items()}
 
 
-def _without_credentials(settings: Any) -> Any:
+def _without_credentials(settings: Mapping[str, Any]) -> dict[str, Any]:
     """A baseline may be a URL with a password in it."""
-    shown = {"baseline": without_credentials(settings["baseline"])} if "baseline" in settings else {}
-    return settings | shown
+    shown = {"baseline": without_credentials(str(settings["baseline"]))} if "baseline" in settings else {}
+    return {**settings, **shown}
 
 
 def json_text(found: Mapping[str, Any]) -> str:
-    """The document as text. Numbers that are not finite are null."""
+    """The document as text."""
     return json.dumps(found, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
@@ -197,7 +198,7 @@ def _timing(batch: BatchReport) -> Timing | None:
 
 
 def _jsonable(value: Any) -> Any:
-    """A setting as JSON: enums by value, paths and other objects as text."""
+    """A value as JSON: enums by value, paths and other objects as text, numbers that are not finite as null."""
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, Mapping):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict
 from typing import Any
 
@@ -12,7 +11,6 @@ from pytest_cudagraph.values import (
     BaseComparison,
     DeviceInfo,
     GenerationTimes,
-    Interval,
     Latency,
     LatencyChange,
     NoBaseline,
@@ -28,10 +26,8 @@ _RATIO_DIGITS = 6
 
 
 def seconds(nanoseconds: float | None) -> float | None:
-    """Seconds of a document. None for what is not finite."""
-    if nanoseconds is None or not math.isfinite(nanoseconds):
-        return None
-    return round(to_seconds(nanoseconds), _PICOSECOND_DIGITS)
+    """Seconds of a document."""
+    return None if nanoseconds is None else round(to_seconds(nanoseconds), _PICOSECOND_DIGITS)
 
 
 def _arm_fields(latency: Latency | None, judged_ns: float | None) -> dict[str, Any] | None:
@@ -59,7 +55,7 @@ def timing_fields(timing: Timing | None) -> dict[str, Any]:
     if timing is None:
         return dict.fromkeys(_TIMING)
     return {
-        "speedup": _speedup(timing.speedup),
+        "speedup": asdict(timing.speedup),
         "attainable_speedup": _ratio(timing.attainable_ratio),
         "eager": _arm_fields(timing.eager, timing.medians.eager_ns),
         "compiled": _arm_fields(timing.compiled, timing.medians.compiled_ns),
@@ -91,7 +87,7 @@ def baseline_fields(
         return None
     change = latency_change(saved, timing, device) if timing and device else None
     return {
-        "speedup": _speedup(saved.speedup),
+        "speedup": asdict(saved.speedup),
         "eager": latency_fields(saved.eager),
         "compiled": latency_fields(saved.compiled),
         "replay": latency_fields(saved.replay),
@@ -133,16 +129,12 @@ def base_fields(found: BaseComparison | None) -> dict[str, Any] | None:
         "missing": found.missing or None,
         "base_replay": [seconds(each) for each in found.base_replay_ns],
         "head_replay": [seconds(each) for each in found.head_replay_ns],
-        "change": None if found.change is None else _speedup(found.change),
+        "change": None if found.change is None else asdict(found.change),
     }
 
 
-def _speedup(speedup: Interval) -> dict[str, float | None]:
-    return {key: value if math.isfinite(value) else None for key, value in asdict(speedup).items()}
-
-
 def _ratio(value: float | None) -> float | None:
-    return None if value is None or not math.isfinite(value) else round(value, _RATIO_DIGITS)
+    return None if value is None else round(value, _RATIO_DIGITS)
 
 
 def generation_times_fields(times: GenerationTimes) -> dict[str, Any]:

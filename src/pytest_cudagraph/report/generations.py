@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
@@ -147,7 +146,7 @@ def _guided_times(times: GuidedTimes) -> dict[str, Any]:
     return {
         "greedy": latency_fields(times.greedy),
         "guided": latency_fields(times.guided),
-        "overhead": {key: value if math.isfinite(value) else None for key, value in asdict(times.overhead).items()},
+        "overhead": asdict(times.overhead),
         "mask": seconds(times.mask_ns),
         "mask_share": times.mask_share,
     }

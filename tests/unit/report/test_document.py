@@ -10,7 +10,20 @@ from enum import Enum
 from pathlib import Path
 
 import pytest
-from tests.facts import CPU, H200, batch, generation, judgement, latency, modes, report, saved, sessions, timing
+from tests.facts import (
+    CPU,
+    H200,
+    batch,
+    generation,
+    judgement,
+    latency,
+    modes,
+    prefill,
+    report,
+    saved,
+    sessions,
+    timing,
+)
 
 from pytest_cudagraph.report import document, json_text, properties, render, rows_of, rows_of_document
 from pytest_cudagraph.values import Finding, Interval, NoBaseline, Receipt, Site, Verdict
@@ -168,6 +181,14 @@ def test_what_is_no_number_is_null():
 
     assert json.loads(json_text(found))["tests"][0]["batches"][0]["speedup"]["high"] is None
     assert (found["device"], found["settings"]) == (None, {"limit": None})
+
+
+def test_a_difference_that_is_no_number_loses_no_document():
+    wrong = replace(prefill(), largest_difference=math.inf)
+    call = {"nodeid": "a", "name": "decode", "tokens_per_second": math.nan}
+    found = json.loads(json_text(document([report("a", batch(2, prefill=wrong, timing=None))], H200, {}, [call])))
+    assert found["tests"][0]["batches"][0]["prefill"]["largest_difference"] is None
+    assert found["calls"] == [call | {"tokens_per_second": None}]
 
 
 class Update(Enum):

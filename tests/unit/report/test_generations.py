@@ -6,9 +6,9 @@ import json
 import math
 from dataclasses import replace
 
-from tests.facts import MODE_FAILURE, batch, generation, guided, guided_times, lookup, modes, prefill, report
+from tests.facts import H200, MODE_FAILURE, batch, generation, guided, guided_times, lookup, modes, prefill, report
 
-from pytest_cudagraph.report.document import properties
+from pytest_cudagraph.report.document import document, json_text, properties
 from pytest_cudagraph.report.generations import generation_tables, guided_document
 from pytest_cudagraph.values import Interval
 
@@ -46,7 +46,8 @@ def test_the_table_of_guided_generations_reads_as_reviewed(golden):
 
 def test_the_document_of_a_guided_generation_has_its_counts_and_times_in_seconds():
     endless = replace(guided_times(), overhead=Interval(estimate=0.05, low=0.04, high=math.inf))
-    found = json.loads(json.dumps(guided_document(guided(times=endless)), allow_nan=False))
+    whole = document([report("a", batch(guided=guided(times=endless)))], H200, {})
+    found = json.loads(json_text(whole))["tests"][0]["batches"][0]["guided"]
     assert (found["completed"], found["cut"], found["valid"], found["valid_ratio"]) == (3, 1, 2, 2 / 3)
     assert found["times"]["mask"] == 7e-07
     assert found["times"]["overhead"] == {"estimate": 0.05, "low": 0.04, "high": None}
