@@ -21,6 +21,7 @@ import psutil
 from pytest_cudagraph.child_process import end_with_parent
 from pytest_cudagraph.engine_modes.mode_request import ModeRequest, read_request
 from pytest_cudagraph.engine_modes.protocol import LoadedEngine
+from pytest_cudagraph.environment import start_nvml, stop_nvml
 from pytest_cudagraph.errors import CudagraphError, InputError
 from pytest_cudagraph.foreign import message_of
 from pytest_cudagraph.values.engine_modes import Stage
@@ -128,20 +129,16 @@ def _family(process: psutil.Process) -> Iterator[psutil.Process]:
 
 def used_device_bytes() -> int | None:
     """The used memory of all GPUs, also by other processes. None without NVML."""
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-    # NVML is missing on most machines without a GPU, and its errors are many.
-    except Exception:
+    nvml = start_nvml()
+    if isinstance(nvml, str):
         return None
     try:
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-        return sum(int(pynvml.nvmlDeviceGetMemoryInfo(handle).used) for handle in handles)
-    except pynvml.NVMLError:
+        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+        return sum(int(nvml.nvmlDeviceGetMemoryInfo(handle).used) for handle in handles)
+    except nvml.NVMLError:
         return None
     finally:
-        pynvml.nvmlShutdown()
+        stop_nvml(nvml)
 
 
 def main(folder: str) -> None:
