@@ -6,18 +6,17 @@ import math
 
 from pytest_cudagraph.foreign import value_text
 from pytest_cudagraph.gate.wording import change_text
-from pytest_cudagraph.units import latency_text, percent_text, plural
+from pytest_cudagraph.units import latency_text, percent_text
 from pytest_cudagraph.values import DisallowedToken, Guided, GuidedTimes, Interval, Judgement, Timing, Verdict
 
 _FIX_LATE = "fix: copy the mask of this step into the static input before the choice is replayed"
 _FIX_IGNORED = "fix: choose= must read its mask argument with torch operations: a graph repeats no other code"
 
 
-def judge_mask(found: DisallowedToken | None, tokens: int) -> Judgement:
-    """Wrong if a token was chosen that the mask of its own step does not allow. ``tokens`` were checked."""
+def judge_mask(found: DisallowedToken | None) -> Judgement:
+    """Wrong if a token was chosen that the mask of its own step does not allow."""
     if found is None:
-        reason = f"{plural(tokens, 'token')}, each allowed by the mask of its step"
-        return Judgement(gate="mask", verdict=Verdict.PASSED, reason=reason)
+        return Judgement(gate="mask", verdict=Verdict.PASSED, reason="each token is allowed by the mask of its step")
     cause = "the mask of the step before allows it" if found.in_previous_mask else "no mask until then allows it"
     return Judgement(
         gate="mask",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -52,16 +53,10 @@ class ModesRequest:
                 raise InputError(f"{key} takes {allowed}; found {value_text(getattr(self, key))}") from None
 
 
-def _at_least_one(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError("a whole number of at least 1")
-    return value
-
-
 _PARSERS: dict[str, Callable[[Any], Any]] = {
     "allow_fallback": flag,
     "max_differing_rows": whole_number,
-    "generations": _at_least_one,
+    "generations": functools.partial(whole_number, least=1),
     "timeout_s": seconds,
 }
 

@@ -73,7 +73,7 @@ class GuidedRun:
         judgements = (
             gate.judge_steps(found.receipt),
             gate.judge_steps(found.choices, step="choice"),
-            gate.judge_mask(first_disallowed(grammar, tokens), len(tokens) * found.steps),
+            gate.judge_mask(first_disallowed(grammar, tokens)),
         )
         report = BatchReport(batch_size=facts.batch_size, judgements=judgements, guided=facts)
         return report if report.verdict.fails else self._compared(report, facts, prompts, found.steps)

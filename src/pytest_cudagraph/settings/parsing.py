@@ -92,9 +92,9 @@ def reasons(value: Any) -> dict[str, str]:
     return dict(value)
 
 
-def whole_number(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ValueError("a whole number of at least 0")
+def whole_number(value: Any, least: int = 0) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"a whole number of at least {least}")
     return value
 
 

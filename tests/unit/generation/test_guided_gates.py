@@ -16,9 +16,9 @@ LATE = DisallowedToken(row=1, position=3, token=34, shown="b'\"'", before='{"a',
 def test_the_messages_of_the_gates(golden):
     cut = guided(outputs=(GuidedOutput(text="a", is_cut=True),) * 2)
     judgements = [
-        gate.judge_mask(None, 128),
-        gate.judge_mask(LATE, 128),
-        gate.judge_mask(replace(LATE, in_previous_mask=False), 128),
+        gate.judge_mask(None),
+        gate.judge_mask(LATE),
+        gate.judge_mask(replace(LATE, in_previous_mask=False)),
         gate.judge_outputs(guided(), 0.5),
         gate.judge_outputs(guided(), 1.0),
         gate.judge_outputs(cut, 1.0),
