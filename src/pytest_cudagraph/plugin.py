@@ -140,9 +140,11 @@ def pytest_testnodedown(node: Any) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Generator[None, None, None]:
-    benchmarks.add(session.config)
-    lifecycle.end(session, exitstatus)
-    yield
+    try:
+        benchmarks.add(session.config)
+    finally:  # a release of pytest-benchmark that takes no arms ends the run, and no file is lost
+        lifecycle.end(session, exitstatus)
+        yield
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -54,6 +54,15 @@ def test_a_result_that_failed_is_compared_and_drawn_and_never_saved(project):
     assert names_in(second) == ARMS
 
 
+def test_a_release_of_it_that_takes_no_arms_costs_no_result_of_ours(project):
+    project.write(good=GOOD)
+    project.pytester.makeconftest("import pytest_benchmark.stats\npytest_benchmark.stats.Metadata = None")
+    result = project.measure("--cudagraph-update", "--junitxml=junit.xml", "--benchmark-json=run.json")
+    assert result.ret == pytest.ExitCode.INTERNAL_ERROR
+    assert project.baseline.exists()
+    assert "test_good" in (project.path / "junit.xml").read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize(
     "options", [(), ("--benchmark-disable", "--benchmark-json=run.json")], ids=["unasked", "disabled"]
 )
