@@ -136,4 +136,6 @@ def _exit_code(changes: Sequence[record.EntryChange], fail_on: str, *, strict: b
     if (slower and fail_on in ("slower", "any")) or (kernels and fail_on in ("kernels", "any")):
         return REGRESSION
     unclear = any(change.comparison not in ("same", "faster", "slower") for change in changes)
+    # The backend may not be able to count kernels.
+    unclear |= fail_on != "slower" and any(change.added_kernels is None for change in changes)
     return INCONCLUSIVE if strict and unclear else FINE
