@@ -20,6 +20,8 @@ def main() -> None:
     built, outside = folder / "dist", folder / "outside"
     outside.mkdir(parents=True)
     shutil.copy(EXAMPLE, outside)
+    # Else pytest takes the project's own configuration, from a folder above.
+    (outside / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
     _run(sys.executable, "-m", "build", "--outdir", built, ROOT)
     distributions = sorted(built.iterdir())
     _run(sys.executable, "-m", "twine", "check", "--strict", *distributions)
