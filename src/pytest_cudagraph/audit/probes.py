@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -120,6 +121,8 @@ class _ProbeRuns:
 
     def _twice(self, run: Callable[[], _T]) -> tuple[_T | None, _T | None]:
         """The second call and the third. What moves between them moves with each call."""
+        if sys.getprofile() is not None:
+            self.seen.not_judged.append("branches on moving Python values, reads of the date: a profiler runs")
         watch = self.probe.python_watch = PythonWatch()
         second = self._next(_REPEATED[0], run)
         self.probe.python_watch = None
