@@ -63,7 +63,8 @@ class RemotePath:
         return str(self) < str(other)
 
     def __truediv__(self, name: str) -> RemotePath:
-        return RemotePath(self.system, f"{self.path}/{name}", f"{self.url}/{name}")
+        folder, mark, query = self.url.partition("?")
+        return RemotePath(self.system, f"{self.path}/{name}", f"{folder}/{name}{mark}{query}")
 
     @property
     def name(self) -> str:
@@ -75,7 +76,8 @@ class RemotePath:
 
     @property
     def parent(self) -> RemotePath:
-        return RemotePath(self.system, self.path.rpartition("/")[0], self.url.rpartition("/")[0])
+        url, mark, query = self.url.partition("?")
+        return RemotePath(self.system, self.path.rpartition("/")[0], f"{url.rpartition('/')[0]}{mark}{query}")
 
     def is_dir(self) -> bool:
         """By the name, because an object store has no folders."""
@@ -148,11 +150,10 @@ class RemotePath:
     def _no_credentials(self) -> Iterator[None]:
         try:
             yield
-        except FileNotFoundError:
-            raise
         except Exception as error:
+            kind = FileNotFoundError if isinstance(error, FileNotFoundError) else OSError
             reason = str(error) or type(error).__name__
-            raise OSError(without_credentials(reason, self.url)) from None
+            raise kind(without_credentials(reason, self.url)) from None
 
 
 AnyPath: TypeAlias = Path | RemotePath

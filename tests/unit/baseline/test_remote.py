@@ -6,6 +6,7 @@ import contextlib
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 from tests.facts import CPU, H200, by_key, saved
@@ -108,12 +109,27 @@ def test_a_store_that_dies_between_read_and_write_is_unchanged_and_unlocked(kept
     [
         ("nostore://ann:secret@host/folder", r"nostore://\*\*\*@host/folder: cannot be used"),
         ("ftp://ann:secret@127.0.0.1:9/folder", r"ftp://\*\*\*@127.0.0.1:9/folder\S*: can"),
-        ("https://127.0.0.1:9/folder?sig=secret", r"https://127.0.0.1:9/folder\?\*\*\*\S*: can"),
+        ("https://127.0.0.1:9/folder?sig=secret", r"https://127.0.0.1:9/folder/\S+\?\*\*\*: can"),
     ],
 )
 def test_no_credential_is_shown(url, shown):
     with pytest.raises(BaselineError, match=shown) as caught:
         JsonStore(url, H200).load()
+    assert "secret" not in str(caught.value)
+
+
+def test_a_url_that_the_store_does_not_find_is_shown_without_its_credentials():
+    def not_found(*args, **kwargs):
+        raise FileNotFoundError("https://host/folder?sig=secret")
+
+    system = SimpleNamespace(cat_file=not_found, pipe_file=not_found)
+    kept = JsonStore(remote.RemotePath(system, "/folder", "https://host/folder?sig=secret"), H200)
+    assert kept.load() == {}
+    with pytest.raises(
+        BaselineError,
+        match=r"^https://host/folder/nvidia-h200.json\?\*\*\*: cannot be written \(https://host/folder\?\*\*\*\)",
+    ) as caught:
+        kept.merge([saved("a")], commit_info={})
     assert "secret" not in str(caught.value)
 
 
