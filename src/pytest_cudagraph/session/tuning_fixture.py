@@ -104,7 +104,8 @@ _DEFAULTS = {"graph": (True, False), "objective": "throughput", "constraint": No
 def _lines(found: TuningReport) -> list[str]:
     """The best cell, and how to use it."""
     if found.best is None:
-        return [f"tuned: {found.name}: nothing, for {found.cells[0].reason}"]
+        disturbed = "the device was disturbed in the race between the batch sizes"
+        return [f"tuned: {found.name}: nothing, for {disturbed if found.best_of else found.cells[0].reason}"]
     certain = "" if found.is_best_decided else ", not proven"
     usage = found.usage() or ["no graph is the best at any batch size"]
     return [f"tuned: {found.name}: best is {found.best.cell}{certain}", *(f"  {each}" for each in usage)]

@@ -15,6 +15,7 @@ from pytest_cudagraph import GraphRunner
 from pytest_cudagraph.backends import open_backend
 from pytest_cudagraph.backends.capture_mode import is_capturing
 from pytest_cudagraph.errors import CudagraphError, ExpectationMissed, InputError
+from pytest_cudagraph.session.tuning_fixture import _lines
 from pytest_cudagraph.tuning import MeasuredCell, TuningCell, TuningReport, cells, measurement, tune
 from pytest_cudagraph.tuning.impact import Impact
 
@@ -264,6 +265,11 @@ def story():
         is_best_decided=False, measure_ns=2.5e9, left_out=("compile='aot'",), noise_share=0.004,
         impacts=(Impact(factors=("batch_size",), share=0.9), Impact(factors=("batch_size", "graph"), share=0.1)),
     )  # fmt: skip
+
+
+def test_a_last_race_on_a_disturbed_device_is_the_reason_of_no_best_cell():
+    (line,) = _lines(replace(story(), best=None))
+    assert line == "tuned: classifier: nothing, for the device was disturbed in the race between the batch sizes"
 
 
 def test_a_report_in_words(golden):
