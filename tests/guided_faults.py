@@ -199,6 +199,10 @@ FAULTS = {
     "a share above 1": bad("min_valid is a share of 0 to 1; found 95", min_valid=95),
     "an overhead of nothing": bad("max_overhead is a number above 0; found 0", max_overhead=0),
     "a choice that is no function": bad("choose is a function of logits and masks; found 3", choose=lambda: 3),
+    "a choice beyond the vocabulary": bad(
+        "choose returns token ids of 0 to 289; found 290",
+        choose=lambda: lambda logits, mask: logits.argmax(-1, keepdim=True) * 0 + 290,
+    ),
     "a choice of one dimension": bad(
         "choose returns int64 tokens (3, 1); found int64 (3,)", choose=lambda: lambda logits, mask: logits.argmax(-1)
     ),

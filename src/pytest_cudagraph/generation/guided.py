@@ -53,6 +53,12 @@ class GuidedEngine:
             raise InputError(f"choose returns int64 tokens {expected}; found {describe(tokens)}")
         return tokens
 
+    def _check_ids(self, chosen: Sequence[int]) -> None:
+        """A GPU that looks up a token beyond the vocabulary ends all work of its process."""
+        wrong = next((token for token in chosen if not 0 <= token < self.engine.vocabulary), None)
+        if wrong is not None:
+            raise InputError(f"choose returns token ids of 0 to {self.engine.vocabulary - 1}; found {wrong}")
+
     def rows_of_graph(self, rows: int) -> int:
         """As for the engine."""
         return self.engine.rows_of_graph(rows)
@@ -84,6 +90,7 @@ class GuidedEngine:
             yield Step(tokens, step.logits[:, -1:])
             given = tokens if forced is None else padded(forced[:, at - 1 : at], size)
             chosen = given[:rows, 0].tolist()
+            self._check_ids(chosen)
             if at == count or masks.ends_with(chosen):
                 return
             step = engine.step(given) if graphs else call_decoder(engine.decoder, given)
