@@ -63,6 +63,8 @@ class Counting:
     def facts(self):
         if self.fault == "tells nothing":
             return EngineFacts()
+        if self.fault == "counts prefills":
+            return EngineFacts(receipt=GenerationReceipt(steps=self.steps, replays=self.steps + 3))
         missing = 2 if self.fault == "eager steps" else 0
         if not self.request.graphs:
             return EngineFacts(receipt=GenerationReceipt(steps=self.steps, replays=0))

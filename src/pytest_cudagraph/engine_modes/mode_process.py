@@ -63,9 +63,13 @@ class ModeProcess:
 
     def _tell(self, engine: LoadedEngine, before: int | None) -> None:
         facts, used = engine.facts(), used_device_bytes()
+        receipt = facts.receipt
+        if receipt is not None and receipt.replays > receipt.steps:
+            found = f"{receipt.replays} replays in {receipt.steps} steps"
+            raise InputError(f"decode steps include those that replayed a graph; found {found}")
         self.result |= {
             "capture_ns": facts.capture_ns,
-            "receipt": None if facts.receipt is None else asdict(facts.receipt),
+            "receipt": None if receipt is None else asdict(receipt),
             "host_bytes": resident_bytes(),
             "device_bytes": None if used is None or before is None else used - before,
         }

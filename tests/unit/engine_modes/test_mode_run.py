@@ -79,6 +79,13 @@ def test_a_mistake_in_the_use_of_an_engine_is_an_input_error():
         run(CountingEngine("mistake"))
 
 
+def test_a_receipt_of_more_replays_than_steps_is_an_input_error():
+    with pytest.raises(
+        InputError, match="decode steps include those that replayed a graph; found 12 replays in 9 steps"
+    ):
+        run(CountingEngine("counts prefills"))
+
+
 ENGINE = """
 from dataclasses import dataclass
 from tests.engines import CountingEngine
