@@ -1,6 +1,9 @@
 """The fixture ``perf_monitor``: limits fail the test with evidence, and what was recorded is in the document."""
 
+import importlib
 import json
+
+import pytest
 
 TESTS = """
 def work(perf_monitor):
@@ -61,7 +64,17 @@ def test_serving(perf_monitor, cudagraph):
 """
 
 
-def test_calls_are_compared_with_the_entry_of_the_model_and_saved_in_it(project):
+@pytest.fixture
+def other_work(monkeypatch):
+    """A list whose one number is the other work that each measurement sees."""
+    found = [0.0]
+    # The package has a function of the module's name.
+    module = importlib.import_module("pytest_cudagraph.baseline.history")
+    monkeypatch.setattr(module, "_beyond_rest_log", lambda latency: found[0])
+    return found
+
+
+def test_calls_are_compared_with_the_entry_of_the_model_and_saved_in_it(project, other_work):
     def run(call_ns, *options):
         project.pytester.makepyfile(test_user=AGAINST.replace("CALL_NS", str(call_ns)))
         return project.measure(*options)
@@ -80,6 +93,20 @@ def test_calls_are_compared_with_the_entry_of_the_model_and_saved_in_it(project)
         "E *SlowerThanBaseline: batch 1: decode: time per call is * slower than the baseline *50.0 -> 400.0 ms*",
     ])  # fmt: skip
     assert "pytest_cudagraph/" not in result.stdout.str()
+
+    other_work[0] = 0.1
+    result = run(400_000_000, "--cudagraph-max-slowdown=1")
+    result.assert_outcomes(passed=1, warnings=1)
+    result.stdout.fnmatch_lines(["*InconclusiveWarning: batch 1: decode: time per call is * slower than *"])
+    run(400_000_000, "--cudagraph-max-slowdown=1", "--cudagraph-strict").assert_outcomes(failed=1)
+
+
+def test_the_calls_of_compiled_code_are_compared_under_a_gate_on_its_gain(project, packaged_as_exported):
+    """The mode is an argument of the call. The marker alone would ask for a gain over no compiled code."""
+    test = AGAINST.replace("CALL_NS", "50_000_000").replace("batch_sizes=[1]", "compile='aot', batch_sizes=[1]")
+    test = test.replace("def test_serving", "@pytest.mark.graph_speedup(min_over_compiled=0.01)\ndef test_serving")
+    project.pytester.makepyfile(test_user=f"import pytest\n{test}")
+    project.measure().assert_outcomes(passed=1)
 
 
 MISTAKEN = """

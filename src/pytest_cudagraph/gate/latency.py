@@ -45,23 +45,25 @@ FIGURES = {"ttft": "TTFT", "itl": "ITL", "time_per_token": "time per token"}
 
 
 def judge_figures(batch: MeasuredBatch, max_slowdown: float) -> tuple[Judgement, ...]:
-    """Judge each figure of generations that the entry has. Failed if it is slower with confidence, else passed.
+    """Judge each figure that the entry has. Failed if it is slower with confidence, else passed.
 
     Generations are timed together within seconds, and not between those of another arm. So a doubt is shown, and is no
-    verdict of its own. Neither is a slowdown beside other work: 1 of 15 unchanged runs failed at a load of 5 to 10.
+    verdict of its own. Slower beside other work is inconclusive: 1 of 15 unchanged runs failed at a load of 5 to 10.
     """
     if batch.replaces_saved or batch.why_not_judged or batch.device is None or isinstance(batch.saved, NoBaseline):
         return ()
     found = []
     for name, change in batch.figure_changes.items():
         comparison = change.comparison(max_slowdown)
-        is_slower = comparison == "slower" and not batch.disturbance and not change.unrest_log
+        verdict, remedy = _OUTCOMES[comparison] if comparison == "slower" else (Verdict.PASSED, "")
+        if comparison == "slower" and (batch.disturbance or change.unrest_log):
+            verdict, remedy = Verdict.INCONCLUSIVE, f"other work used the machine: run again on an idle one; {_ACCEPT}"
         judgement = Judgement(
             gate="baseline",
-            verdict=Verdict.FAILED if is_slower else Verdict.PASSED,
+            verdict=verdict,
             reason=_reason(comparison, change, max_slowdown, FIGURES.get(name, name)),
             evidence=_evidence(batch, batch.saved, batch.device, change),
-            remedy=_ACCEPT if is_slower else "",
+            remedy=remedy,
         )
         found.append(judgement)
     return tuple(found)

@@ -270,12 +270,17 @@ class FixtureContext:
         """Keep the report, then pass, warn or raise as its verdict says."""
         __tracebackhide__ = True
         self.keep(report)
+        self.end_with(report)
+        return report
+
+    def end_with(self, report: GraphReport) -> None:
+        """Pass, warn or raise as the verdict of a report says."""
+        __tracebackhide__ = True
         outcome = outcome_of(report, is_strict=self.settings.strict)
         if isinstance(outcome, Warning):
             warnings.warn(outcome, stacklevel=depth_of_test())
         elif outcome is not None:
             raise outcome
-        return report
 
 
 def _run_of(graphs: Graphs) -> ModelRun | None:
