@@ -25,7 +25,7 @@ _NAMED = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gpu:
+class VisibleGpu:
     """A GPU, or a part of one (MIG), that CUDA can be restricted to by its UUID."""
 
     uuid: str
@@ -39,7 +39,7 @@ class Gpu:
 class TakenGpus:
     """GPUs that no other run takes until they are released."""
 
-    gpus: tuple[Gpu, ...]
+    gpus: tuple[VisibleGpu, ...]
     locks: tuple[FileLock, ...]
 
     def release(self) -> None:
@@ -61,7 +61,7 @@ def measured_on(reports: Iterable[GraphReport]) -> list[str]:
     return [f"{short(gpu)} measured {', '.join(found[:_NAMED])}{more[gpu]}" for gpu, found in names.items() if gpu]
 
 
-def visible_gpus() -> list[Gpu]:
+def visible_gpus() -> list[VisibleGpu]:
     """The GPUs that CUDA may use in this process (``CUDA_VISIBLE_DEVICES``). Empty without a driver.
 
     A number counts GPUs as ``nvidia-smi`` does (``CUDA_DEVICE_ORDER=PCI_BUS_ID``). A GPU in MIG mode is its parts.
@@ -82,8 +82,8 @@ def visible_gpus() -> list[Gpu]:
     return every if visible is None else list(_chosen(visible, every, dict(zip(uuids, parts, strict=True))))
 
 
-def _gpu(nvml: Any, handle: Any) -> Gpu:
-    return Gpu(uuid=str(nvml.nvmlDeviceGetUUID(handle)), name=str(nvml.nvmlDeviceGetName(handle)))
+def _gpu(nvml: Any, handle: Any) -> VisibleGpu:
+    return VisibleGpu(uuid=str(nvml.nvmlDeviceGetUUID(handle)), name=str(nvml.nvmlDeviceGetName(handle)))
 
 
 def _parts(nvml: Any, card: Any) -> Iterator[Any]:
@@ -98,9 +98,9 @@ def _parts(nvml: Any, card: Any) -> Iterator[Any]:
             yield nvml.nvmlDeviceGetMigDeviceHandleByIndex(card, index)
 
 
-def _chosen(visible: str, every: Sequence[Gpu], cards: dict[str, list[Gpu]]) -> Iterator[Gpu]:
+def _chosen(visible: str, every: Sequence[VisibleGpu], cards: dict[str, list[VisibleGpu]]) -> Iterator[VisibleGpu]:
     """As CUDA reads the list: numbers or beginnings of UUIDs, up to the first that names no GPU."""
-    seen: set[Gpu] = set()
+    seen: set[VisibleGpu] = set()
     for word in (each.strip() for each in visible.split(",")):
         card = [gpus for number, (uuid, gpus) in enumerate(cards.items()) if word in (str(number), uuid)]
         named = [gpu for gpu in every if word and gpu.uuid.startswith(word)]
@@ -117,7 +117,7 @@ def lock_folder() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "pytest-cudagraph" / "gpus"
 
 
-def take(gpus: Sequence[Gpu], count: int, *, wait_s: float, on_wait: Callable[[], None]) -> TakenGpus | None:
+def take(gpus: Sequence[VisibleGpu], count: int, *, wait_s: float, on_wait: Callable[[], None]) -> TakenGpus | None:
     """Lock ``count`` of the GPUs, all or none of them. None if other runs hold too many for ``wait_s``.
 
     ``on_wait`` is called once before a wait. Raises :class:`OSError` if the locks cannot be written.
@@ -139,8 +139,8 @@ def take(gpus: Sequence[Gpu], count: int, *, wait_s: float, on_wait: Callable[[]
     return None
 
 
-def _take_free(gpus: Sequence[Gpu], count: int, folder: Path) -> TakenGpus:
-    taken: list[tuple[Gpu, FileLock]] = []
+def _take_free(gpus: Sequence[VisibleGpu], count: int, folder: Path) -> TakenGpus:
+    taken: list[tuple[VisibleGpu, FileLock]] = []
     for gpu in gpus:
         lock = FileLock(folder / f"{gpu.uuid}.lock")
         if len(taken) < count:

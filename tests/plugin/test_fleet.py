@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_cudagraph.gpu_locks import Gpu, take
+from pytest_cudagraph.gpu_locks import VisibleGpu, take
 
 NVML = """
 class NVMLError(Exception):
@@ -58,7 +58,7 @@ def test_each_worker_sees_its_own_gpu_of_one_model(run):
 
 @pytest.mark.contract
 def test_a_gpu_of_another_run_is_not_taken(run):
-    other = take([Gpu(uuid=FIRST, name="NVIDIA H200")], 1, wait_s=0, on_wait=pytest.fail)
+    other = take([VisibleGpu(uuid=FIRST, name="NVIDIA H200")], 1, wait_s=0, on_wait=pytest.fail)
     assert seen(run("-n", "1")) == {LAST}
     other.release()
 

@@ -7,13 +7,13 @@ from types import SimpleNamespace
 import pytest
 
 from pytest_cudagraph import gpu_locks, pipeline
-from pytest_cudagraph.gpu_locks import Gpu
+from pytest_cudagraph.gpu_locks import VisibleGpu
 from pytest_cudagraph.session import fleet
 from pytest_cudagraph.session.devices import open_once
 from pytest_cudagraph.session.state_keys import DEVICE_CONTEXTS, SETTINGS
 from pytest_cudagraph.settings.options import OPTIONS, Settings
 
-GPUS = [Gpu(uuid="GPU-aaaa0001", name="NVIDIA H200"), Gpu(uuid="GPU-bbbb0002", name="NVIDIA H200")]
+GPUS = [VisibleGpu(uuid="GPU-aaaa0001", name="NVIDIA H200"), VisibleGpu(uuid="GPU-bbbb0002", name="NVIDIA H200")]
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 from tests.facts import report
 
 from pytest_cudagraph import gpu_locks
-from pytest_cudagraph.gpu_locks import Gpu, measured_on, take, visible_gpus
+from pytest_cudagraph.gpu_locks import VisibleGpu, measured_on, take, visible_gpus
 
 A, B, C, PART_1, PART_2 = "GPU-aaaa0001-1", "GPU-aabb0002-2", "GPU-cccc0003-3", "MIG-dddd0004-4", "MIG-eeee0005-5"
 H200, SLICE = "NVIDIA H200", "NVIDIA H200 MIG 1g.18gb"
@@ -100,7 +100,7 @@ def test_without_a_driver_there_are_no_gpus(monkeypatch):
     assert visible_gpus() == []
 
 
-GPUS = [Gpu(uuid=uuid, name=H200) for uuid in (A, B, C)]
+GPUS = [VisibleGpu(uuid=uuid, name=H200) for uuid in (A, B, C)]
 
 
 def test_runs_take_other_gpus_and_all_or_none(folder):

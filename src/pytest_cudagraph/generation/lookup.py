@@ -159,20 +159,25 @@ def run_lookup(
     with device_context.backend.running():
         found = run.run()
     tokens = compare_logits(eager, found.of_rows(rows), Tolerance(rtol=case.rtol, atol=case.atol))
-    lookup = Lookup(
-        batch_size=rows,
-        prompt_length=prompts.shape[1],
-        output_length=count,
-        k=request.k,
-        receipt=found.receipt,
-        tokens=tokens if isinstance(tokens, TokenAgreement) else None,
-        verified=sum(call.drafted > 0 for call in run.calls),
-        drafted=sum(call.drafted for call in run.calls),
-        accepted=rows * sum(call.accepted for call in run.calls),
-    )
+    lookup = _lookup_of(run, found.receipt, tokens if isinstance(tokens, TokenAgreement) else None)
     judgements = (
         gate.judge_steps(found.receipt),
         gate.judge_tokens(tokens, exact=case.exact),
         gate.judge_lookup(lookup, request.min_tokens_per_step),
     )
     return BatchReport(batch_size=rows, judgements=judgements, lookup=lookup)
+
+
+def _lookup_of(run: LookupRun, receipt: GenerationReceipt, tokens: TokenAgreement | None) -> Lookup:
+    """What a finished run counted, of its real rows."""
+    return Lookup(
+        batch_size=run.rows,
+        prompt_length=run.prompts.shape[1],
+        output_length=run.expected.shape[1],
+        k=run.request.k,
+        receipt=receipt,
+        tokens=tokens,
+        verified=sum(call.drafted > 0 for call in run.calls),
+        drafted=sum(call.drafted for call in run.calls),
+        accepted=run.rows * sum(call.accepted for call in run.calls),
+    )

@@ -10,7 +10,7 @@ import pytest
 from pytest_cudagraph.session.state_keys import SETTINGS, WHY_SHARED
 
 if TYPE_CHECKING:
-    from pytest_cudagraph.gpu_locks import Gpu
+    from pytest_cudagraph.gpu_locks import VisibleGpu
 
 _WAIT_S = 600.0
 """For GPUs that other runs hold. Then the run checks correctness only."""
@@ -41,7 +41,7 @@ def assign(config: pytest.Config, specs: Sequence[Any]) -> None:
         _say(config, config.stash[WHY_SHARED])
 
 
-def _assign(config: pytest.Config, specs: Sequence[Any], gpus: Sequence[Gpu]) -> str:
+def _assign(config: pytest.Config, specs: Sequence[Any], gpus: Sequence[VisibleGpu]) -> str:
     """Why the workers have no GPU of their own. Empty if they have."""
     from pytest_cudagraph.units import plural
 
@@ -65,7 +65,7 @@ def claim_once(config: pytest.Config) -> str:
     return config.stash[WHY_SHARED]
 
 
-def _take(config: pytest.Config, gpus: Sequence[Gpu], count: int) -> Sequence[Gpu]:
+def _take(config: pytest.Config, gpus: Sequence[VisibleGpu], count: int) -> Sequence[VisibleGpu]:
     """The GPUs that are this run's until it ends. Empty if other runs hold too many."""
     from pytest_cudagraph.gpu_locks import take
     from pytest_cudagraph.units import plural

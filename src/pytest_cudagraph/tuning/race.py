@@ -57,10 +57,8 @@ def race(
 
     Costs are above zero, and lower is better. The winner is not worse than any other by more than ``tolerance``, with
     probability ``1 - alpha``, unless places are undecided. There are at least 10 rounds. While ``may_settle()`` is
-    False nobody leaves.
-
-    ``counts`` is asked after each round about those since its last answer: whether they count, or None for later.
-    None is returned if no round counts, because the device was disturbed all the time.
+    False nobody leaves. ``counts`` is asked after each round about those since its last answer: whether they count, or
+    None for later. The result is None if no round counts.
     """
     field, rng = _Field(list(candidates), tolerance, alpha), random.Random(seed)
     rounds, pending, next_look = 0, 0, _LEAST_ROUNDS
