@@ -8,8 +8,6 @@ if TYPE_CHECKING:
     from pytest_cudagraph.protocols import Backend
     from pytest_cudagraph.values import Kind
 
-__all__ = ["open_backend"]
-
 
 def open_backend(kind: Kind) -> Backend:
     """Open the backend of one kind of device."""

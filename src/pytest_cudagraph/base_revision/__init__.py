@@ -13,19 +13,3 @@ from pytest_cudagraph.base_revision.processes import (
     module_files,
     run_order,
 )
-
-__all__ = [
-    "COURSE",
-    "DOCUMENT",
-    "MODULES",
-    "CollectedOutcome",
-    "Revision",
-    "RevisionProcess",
-    "Sample",
-    "SampledBatch",
-    "checked_out",
-    "find_revision",
-    "foreign_modules",
-    "module_files",
-    "run_order",
-]

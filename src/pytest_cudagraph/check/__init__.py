@@ -2,5 +2,3 @@
 
 from pytest_cudagraph.check.replay_check import check_replays
 from pytest_cudagraph.check.reset_check import reset_difference
-
-__all__ = ["check_replays", "reset_difference"]

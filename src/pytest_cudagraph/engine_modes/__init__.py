@@ -6,15 +6,3 @@ Nothing here imports torch. The process of a mode is :mod:`pytest_cudagraph.engi
 from pytest_cudagraph.engine_modes.mode_request import ModeRequest, read_request, write_request
 from pytest_cudagraph.engine_modes.protocol import Engine, EngineFacts, LoadedEngine, LoadRequest
 from pytest_cudagraph.engine_modes.vllm_engine import VllmEngine, vllm
-
-__all__ = [
-    "Engine",
-    "EngineFacts",
-    "LoadRequest",
-    "LoadedEngine",
-    "ModeRequest",
-    "VllmEngine",
-    "read_request",
-    "vllm",
-    "write_request",
-]

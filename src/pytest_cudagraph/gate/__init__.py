@@ -26,34 +26,3 @@ from pytest_cudagraph.gate.latency import (
 from pytest_cudagraph.gate.outcomes import judge_agreement, judge_capture, judge_compile_failure, judge_finding, refused
 from pytest_cudagraph.gate.speedup import judge_speedup
 from pytest_cudagraph.gate.structure import judge_structure
-
-__all__ = [
-    "FELL_BACK",
-    "FIGURES",
-    "change_interval_text",
-    "falls_back",
-    "judge_agreement",
-    "judge_baseline",
-    "judge_bytes",
-    "judge_capture",
-    "judge_chunks",
-    "judge_compile_failure",
-    "judge_engine",
-    "judge_fallback",
-    "judge_figures",
-    "judge_finding",
-    "judge_lookup",
-    "judge_mask",
-    "judge_mode_speed",
-    "judge_mode_tokens",
-    "judge_outputs",
-    "judge_overhead",
-    "judge_speedup",
-    "judge_steps",
-    "judge_structure",
-    "judge_tokens",
-    "refused",
-    "replaced_text",
-    "sessions_text",
-    "speedup_text",
-]

@@ -16,22 +16,3 @@ from pytest_cudagraph.hazards.catalogue import (
     RawFinding,
 )
 from pytest_cudagraph.hazards.rules import is_judged, judge, refusal
-
-__all__ = [
-    "CAPTURE_IMPLICIT",
-    "CAPTURE_INVALIDATED",
-    "CAPTURE_ISOLATION",
-    "CAPTURE_UNJOINED",
-    "CAPTURE_UNSUPPORTED",
-    "CATALOGUE",
-    "FOREIGN_GENERATOR_TEXT",
-    "HIDDEN_WRITE_TEXT",
-    "RNG_STATE_TEXT",
-    "UNPINNED_COPY_TEXT",
-    "CudaError",
-    "Hazard",
-    "RawFinding",
-    "is_judged",
-    "judge",
-    "refusal",
-]

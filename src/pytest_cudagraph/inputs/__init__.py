@@ -18,24 +18,3 @@ from pytest_cudagraph.inputs.example import (
     named_tensors,
 )
 from pytest_cudagraph.inputs.new_values import adversaries, beside, fresh, lowered, row_dims
-
-__all__ = [
-    "Example",
-    "Resizing",
-    "adversaries",
-    "batch_examples",
-    "batched_dims",
-    "beside",
-    "changed_tensors",
-    "check_device",
-    "check_sizes",
-    "clone",
-    "example_batch_size",
-    "fresh",
-    "has_same_inputs",
-    "lowered",
-    "named_tensors",
-    "resizing",
-    "row_dims",
-    "with_draw",
-]

@@ -2,5 +2,3 @@
 
 from pytest_cudagraph.measure.arms import Arms, measure_arms
 from pytest_cudagraph.measure.timer import Bounds, PerfCounterClock
-
-__all__ = ["Arms", "Bounds", "PerfCounterClock", "measure_arms"]

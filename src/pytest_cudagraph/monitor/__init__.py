@@ -13,23 +13,3 @@ from pytest_cudagraph.monitor.earlier_names import (
 from pytest_cudagraph.monitor.perf_monitor import PerfMonitor
 from pytest_cudagraph.monitor.resource_sampler import ResourceSampler, ResourceSpread
 from pytest_cudagraph.monitor.timed_call import CallRecord, TimedCall, note_served
-
-__all__ = [
-    "CallMonitor",
-    "CallRecord",
-    "CallSummary",
-    "GpuCard",
-    "GpuSample",
-    "HostSample",
-    "PerfCard",
-    "PerfMonitor",
-    "PerformanceMonitor",
-    "ResourceSampler",
-    "ResourceSpread",
-    "TimedCall",
-    "monitor_compilation",
-    "monitor_evaluation",
-    "monitor_inference",
-    "note_served",
-    "performance_monitor",
-]

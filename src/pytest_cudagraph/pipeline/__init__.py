@@ -4,15 +4,3 @@ from pytest_cudagraph.pipeline.device_context import DeviceContext, open_device_
 from pytest_cudagraph.pipeline.model_run import ModelRun, run_stages
 from pytest_cudagraph.pipeline.prepared_model import nothing_judged, prepare_model, run_once
 from pytest_cudagraph.pipeline.run_results import CompiledModel, Graphs
-
-__all__ = [
-    "CompiledModel",
-    "DeviceContext",
-    "Graphs",
-    "ModelRun",
-    "nothing_judged",
-    "open_device_context",
-    "prepare_model",
-    "run_once",
-    "run_stages",
-]

@@ -17,21 +17,3 @@ from pytest_cudagraph.pytree.leaves import (
     unflatten,
     written_order,
 )
-
-__all__ = [
-    "LEAF",
-    "LeafReader",
-    "Structure",
-    "flatten",
-    "has_same_tensors",
-    "is_exhaustible",
-    "kind_of",
-    "map_tensors",
-    "named_leaves",
-    "paths",
-    "same_bits",
-    "steps",
-    "tensors_in",
-    "unflatten",
-    "written_order",
-]

@@ -12,34 +12,3 @@ from pytest_cudagraph.report.page import page
 from pytest_cudagraph.report.rankings import changes, rankings
 from pytest_cudagraph.report.table import Row, device_text, header, render, rows_of, table
 from pytest_cudagraph.report.transport import from_plain, to_plain
-
-__all__ = [
-    "STEP_SUMMARY_BYTES",
-    "Column",
-    "Row",
-    "annotation",
-    "changes",
-    "closing",
-    "device_of_document",
-    "device_text",
-    "document",
-    "entries_of_document",
-    "failure_text",
-    "from_plain",
-    "grid",
-    "header",
-    "history_lines",
-    "history_page",
-    "json_text",
-    "page",
-    "properties",
-    "rankings",
-    "render",
-    "rows_of",
-    "rows_of_document",
-    "sites_of_failure",
-    "step_summary",
-    "suggestions",
-    "table",
-    "to_plain",
-]

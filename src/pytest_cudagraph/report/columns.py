@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from pytest_cudagraph.foreign import printable
+from pytest_cudagraph.values import Column
 
 MAX_WIDTH = 100
 """Wider tables wrap in code reviews, in CI logs and on a split screen."""
@@ -15,14 +15,6 @@ _GAP = "  "
 
 _MIN_NAME = 12
 """A shorter name is not useful. The line then exceeds the width."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Column:
-    """A column's title, and whether its cells are aligned right (numbers) or left (words)."""
-
-    title: str
-    right: bool = True
 
 
 def grid(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[str]:

@@ -12,16 +12,3 @@ from pytest_cudagraph.sources.user_lines import (
     user_site_of,
     user_sites,
 )
-
-__all__ = [
-    "Sites",
-    "calling_frame",
-    "describe",
-    "library_of",
-    "origin_of",
-    "raised_in_user_code",
-    "user_frame",
-    "user_site",
-    "user_site_of",
-    "user_sites",
-]

@@ -4,5 +4,3 @@ from pytest_cudagraph.state.constants import NO_CONSTANTS, Constants
 from pytest_cudagraph.state.size_states import SizeStates
 from pytest_cudagraph.state.snapshot import Changes, Snapshot, Undo, live
 from pytest_cudagraph.state.walk import modules_of
-
-__all__ = ["NO_CONSTANTS", "Changes", "Constants", "SizeStates", "Snapshot", "Undo", "live", "modules_of"]

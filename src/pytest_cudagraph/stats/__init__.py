@@ -3,5 +3,3 @@
 from pytest_cudagraph.stats.betting import STAKES, Scorer, evidence
 from pytest_cudagraph.stats.evidence_rule import EvidenceRule, FixedTimeRule, blocks_judged_by
 from pytest_cudagraph.stats.undisturbed import SelectedBlocks
-
-__all__ = ["STAKES", "EvidenceRule", "FixedTimeRule", "Scorer", "SelectedBlocks", "blocks_judged_by", "evidence"]

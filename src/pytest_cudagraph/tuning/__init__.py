@@ -3,5 +3,3 @@
 from pytest_cudagraph.tuning.cells import ReadyCell, TuningCell
 from pytest_cudagraph.tuning.report import MeasuredCell, TuningReport
 from pytest_cudagraph.tuning.tuner import tune, tune_examples
-
-__all__ = ["MeasuredCell", "ReadyCell", "TuningCell", "TuningReport", "tune", "tune_examples"]

@@ -18,16 +18,8 @@ from pytest_cudagraph.values.generation import (
     TokenDifference,
 )
 from pytest_cudagraph.values.guided import DisallowedToken, GrammarKind, Guided, GuidedOutput, GuidedTimes
-from pytest_cudagraph.values.reports import (
-    BatchReport,
-    CompileMode,
-    GateName,
-    GraphReport,
-    Judgement,
-    MinSource,
-    ReportColumn,
-    Verdict,
-)
+from pytest_cudagraph.values.judgements import GateName, Judgement, Verdict
+from pytest_cudagraph.values.reports import BatchReport, CompileMode, GraphReport, MinSource, ReportColumn
 from pytest_cudagraph.values.saved import (
     BaseComparison,
     Comparison,
@@ -38,6 +30,8 @@ from pytest_cudagraph.values.saved import (
     SavedFigure,
     Session,
 )
+from pytest_cudagraph.values.scenario import Scenario, StoredScenario
+from pytest_cudagraph.values.table import Column, Table
 from pytest_cudagraph.values.timings import (
     Block,
     Decision,
@@ -50,59 +44,3 @@ from pytest_cudagraph.values.timings import (
     UndecidedState,
     is_emulated,
 )
-
-__all__ = [
-    "Agreement",
-    "Assigned",
-    "AuditRule",
-    "BaseComparison",
-    "BatchReport",
-    "Block",
-    "Comparison",
-    "CompileMode",
-    "Counted",
-    "Decision",
-    "DeviceInfo",
-    "Disagreement",
-    "DisallowedToken",
-    "EngineMode",
-    "EngineModes",
-    "Finding",
-    "GateName",
-    "Generation",
-    "GenerationReceipt",
-    "GenerationTimes",
-    "GrammarKind",
-    "GraphReport",
-    "Guided",
-    "GuidedOutput",
-    "GuidedTimes",
-    "Interval",
-    "Judgement",
-    "Kind",
-    "Latency",
-    "LatencyChange",
-    "Level",
-    "Lookup",
-    "MeasuredBatch",
-    "Medians",
-    "MinSource",
-    "ModeFailure",
-    "ModeTokens",
-    "NoBaseline",
-    "Prefill",
-    "PrefillBytes",
-    "Receipt",
-    "ReportColumn",
-    "SavedBatch",
-    "SavedFigure",
-    "Session",
-    "Site",
-    "Stage",
-    "Timing",
-    "TokenAgreement",
-    "TokenDifference",
-    "UndecidedState",
-    "Verdict",
-    "is_emulated",
-]

@@ -15,5 +15,3 @@ flat list, without Python code of the model. Its times are CPU times and say not
 """
 
 from pytest_cudagraph.backends.cpu.backend import CpuBackend
-
-__all__ = ["CpuBackend"]

@@ -15,5 +15,3 @@ Written from torch's sources (2.6 to 2.13), and tested with a fake of ``torch.cu
 """
 
 from pytest_cudagraph.backends.cuda.backend import CudaBackend
-
-__all__ = ["CudaBackend"]

@@ -1,0 +1,29 @@
+"""A table of a run: made once, shown by the terminal, the GitHub summary and the page, kept in the document."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """A column's title, and whether its cells are aligned right (numbers) or left (words)."""
+
+    title: str
+    right: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Text in columns under a title. Tables of one title and the same columns are joined to one table of a run."""
+
+    title: str
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[str, ...], ...]
+    """One text per column in each row."""
+    note: str = ""
+    """A sentence beside the title. It says what the columns mean."""
+    folded: bool = False
+    """Whether a page shows it closed at first."""
+    in_terminal: bool = True
+    """Whether the terminal shows it. The page shows every table."""
