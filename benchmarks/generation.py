@@ -30,13 +30,13 @@ from examples.small_decoder import SmallDecoder
 from pytest_cudagraph import DecodeEngine, PerfCounterClock, json_schema, measure_arms, regex, static_decoder
 from pytest_cudagraph.backends import open_backend
 from pytest_cudagraph.check.compare import Tolerance
-from pytest_cudagraph.generation import GrammarCache, GuidedEngine, PrefillRequest
-from pytest_cudagraph.generation.agreement import compare_logits, compare_with_eager
-from pytest_cudagraph.generation.guided_times import RepeatedGuidedSteps, summary
-from pytest_cudagraph.generation.lookup import LookupRequest, LookupRun
-from pytest_cudagraph.generation.prefill import compare_prefill
-from pytest_cudagraph.generation.times import RepeatedSteps, per_step, time_generations
-from pytest_cudagraph.generation.token_masks import TokenGrammar, first_disallowed
+from pytest_cudagraph.decoding.agreement import compare_logits, compare_with_eager
+from pytest_cudagraph.decoding.guided import GuidedEngine
+from pytest_cudagraph.decoding.guided_times import RepeatedGuidedSteps, summary
+from pytest_cudagraph.decoding.lookup import LookupRequest, LookupRun
+from pytest_cudagraph.decoding.prefill import PrefillRequest, compare_prefill
+from pytest_cudagraph.decoding.times import RepeatedSteps, per_step, time_generations
+from pytest_cudagraph.decoding.token_masks import GrammarCache, TokenGrammar, first_disallowed
 from pytest_cudagraph.measure import Bounds
 from pytest_cudagraph.stats import FixedTimeRule
 from pytest_cudagraph.units import bytes_text, latency_text

@@ -16,10 +16,12 @@ from examples.small_decoder import SmallDecoder
 from pytest_cudagraph import gate
 from pytest_cudagraph.backends import open_backend
 from pytest_cudagraph.check.compare import Tolerance
+from pytest_cudagraph.decoding import lookup, prefill
+from pytest_cudagraph.decoding.agreement import compare_with_eager
+from pytest_cudagraph.decoding.engine import DecodeEngine, Step, call_decoder
+from pytest_cudagraph.decoding.lookup import LookupRequest, run_lookup
+from pytest_cudagraph.decoding.prefill import PrefillRequest
 from pytest_cudagraph.errors import InputError
-from pytest_cudagraph.generation import DecodeEngine, LookupRequest, PrefillRequest, Step, lookup, prefill, run_lookup
-from pytest_cudagraph.generation.agreement import compare_with_eager
-from pytest_cudagraph.generation.engine import call_decoder
 from pytest_cudagraph.values import Judgement
 
 TOLERANCE = Tolerance(rtol=1e-3, atol=1e-3)

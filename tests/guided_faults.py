@@ -15,9 +15,11 @@ from examples.small_decoder import SmallDecoder
 from tests.decoding_faults import TOLERANCE, PositionInPython
 
 from pytest_cudagraph import DecodeEngine, choice, ebnf, json_schema, regex
+from pytest_cudagraph.decoding.engine import call_decoder
+from pytest_cudagraph.decoding.guided import GuidedEngine
+from pytest_cudagraph.decoding.guided_run import GuidedRequest, GuidedRun
+from pytest_cudagraph.decoding.token_masks import GrammarCache
 from pytest_cudagraph.errors import InputError
-from pytest_cudagraph.generation import GrammarCache, GuidedEngine, GuidedRequest, GuidedRun
-from pytest_cudagraph.generation.engine import call_decoder
 from pytest_cudagraph.values import BatchReport, Verdict
 
 WORDS = (*(bytes([each]) for each in range(256)), b'{"', b'"}', b'": ', b'", "', "é", b"</s>")

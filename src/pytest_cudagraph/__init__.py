@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pytest_cudagraph.compile import compile_model
-    from pytest_cudagraph.engine_modes import Engine, EngineFacts, LoadedEngine, LoadRequest, VllmEngine, vllm
+    from pytest_cudagraph.decoding.decoder import Decoder
+    from pytest_cudagraph.decoding.engine import DecodeEngine
+    from pytest_cudagraph.decoding.grammars import Grammar, choice, ebnf, json_schema, python_source, regex
+    from pytest_cudagraph.decoding.modes.protocol import Engine, EngineFacts, LoadedEngine, LoadRequest
+    from pytest_cudagraph.decoding.modes.vllm_engine import VllmEngine, vllm
+    from pytest_cudagraph.decoding.transformers_decoder import StaticDecoder, static_decoder
+    from pytest_cudagraph.decoding.transformers_modes import TransformersEngine, transformers_engine
     from pytest_cudagraph.errors import (
         AuditFailed,
         BaselineError,
@@ -45,20 +51,6 @@ if TYPE_CHECKING:
         TooMuchOverhead,
     )
     from pytest_cudagraph.gate import judge_speedup
-    from pytest_cudagraph.generation import (
-        DecodeEngine,
-        Decoder,
-        Grammar,
-        StaticDecoder,
-        TransformersEngine,
-        choice,
-        ebnf,
-        json_schema,
-        python_source,
-        regex,
-        static_decoder,
-        transformers_engine,
-    )
     from pytest_cudagraph.measure import Arms, Bounds, PerfCounterClock, measure_arms
     from pytest_cudagraph.monitor import CallMonitor, CallSummary, PerfCard, PerfMonitor
     from pytest_cudagraph.serving.drop_in import IntegratedAOTCompiler, OptimizedModel, create_integrated_compiler
@@ -168,10 +160,14 @@ _HOMES = {
     name: home
     for home, names in {
         "compile": "compile_model",
-        "engine_modes": "Engine EngineFacts LoadRequest LoadedEngine VllmEngine vllm",
         "gate": "judge_speedup",
-        "generation": "DecodeEngine Decoder Grammar StaticDecoder TransformersEngine choice ebnf json_schema "
-        "python_source regex static_decoder transformers_engine",
+        "decoding.decoder": "Decoder",
+        "decoding.engine": "DecodeEngine",
+        "decoding.grammars": "Grammar choice ebnf json_schema python_source regex",
+        "decoding.modes.protocol": "Engine EngineFacts LoadRequest LoadedEngine",
+        "decoding.modes.vllm_engine": "VllmEngine vllm",
+        "decoding.transformers_decoder": "StaticDecoder static_decoder",
+        "decoding.transformers_modes": "TransformersEngine transformers_engine",
         "measure": "Arms Bounds PerfCounterClock measure_arms",
         "monitor": "CallMonitor CallSummary PerfCard PerfMonitor",
         "serving.drop_in": "IntegratedAOTCompiler OptimizedModel create_integrated_compiler",

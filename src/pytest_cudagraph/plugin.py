@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from pytest_cudagraph.decoding.fixtures import decode_engine
+from pytest_cudagraph.decoding.modes.fixtures import engine_modes
 from pytest_cudagraph.session import benchmarks, devices, fleet, hook_specs, lifecycle, worker_results
-from pytest_cudagraph.session.decoding import decode_engine
-from pytest_cudagraph.session.engine_modes import engine_modes
 from pytest_cudagraph.session.fixtures import (
     assert_replay_close,
     capture_graphs,

@@ -7,7 +7,7 @@ import torch
 
 from pytest_cudagraph import DecodeEngine, gate, static_decoder
 from pytest_cudagraph.check.compare import Tolerance
-from pytest_cudagraph.generation.agreement import compare_with_eager
+from pytest_cudagraph.decoding.agreement import compare_with_eager
 
 transformers = pytest.importorskip("transformers", reason="the families are those of transformers")
 

@@ -8,10 +8,9 @@ from examples.small_decoder import SmallDecoder
 from tests.decoding_faults import FAULTS, TOLERANCE
 
 from pytest_cudagraph import DecodeEngine, gate
-from pytest_cudagraph.generation import PrefillRequest
-from pytest_cudagraph.generation.agreement import compare_logits, compare_with_eager
-from pytest_cudagraph.generation.lookup import LookupRequest, LookupRun
-from pytest_cudagraph.generation.prefill import compare_prefill
+from pytest_cudagraph.decoding.agreement import compare_logits, compare_with_eager
+from pytest_cudagraph.decoding.lookup import LookupRequest, LookupRun
+from pytest_cudagraph.decoding.prefill import PrefillRequest, compare_prefill
 
 
 @pytest.fixture

@@ -6,8 +6,9 @@ import pytest
 from examples.test_engine_modes import make_llama
 
 from pytest_cudagraph import transformers_engine
-from pytest_cudagraph.engine_modes import LoadRequest, ModeRequest
-from pytest_cudagraph.engine_modes.mode_run import run_mode
+from pytest_cudagraph.decoding.modes.mode_request import ModeRequest
+from pytest_cudagraph.decoding.modes.mode_run import run_mode
+from pytest_cudagraph.decoding.modes.protocol import LoadRequest
 
 
 def refuses_capture():

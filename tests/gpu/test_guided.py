@@ -11,8 +11,7 @@ pytest.importorskip("jsonschema", reason="guided generation needs the extra guid
 from tests.guided_faults import FAULTS, STOP, VOCABULARY, WORDS
 
 from pytest_cudagraph import regex
-from pytest_cudagraph.generation import GrammarCache
-from pytest_cudagraph.generation.token_masks import RowMasks, choose_allowed
+from pytest_cudagraph.decoding.token_masks import GrammarCache, RowMasks, choose_allowed
 
 
 @pytest.mark.parametrize("name", FAULTS)

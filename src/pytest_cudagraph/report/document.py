@@ -10,10 +10,10 @@ from enum import Enum
 from typing import Any
 
 from pytest_cudagraph.baseline import normal_name
+from pytest_cudagraph.decoding.modes.tables import modes_document, modes_properties
+from pytest_cudagraph.decoding.tables import generation_document, generation_properties, guided_document
 from pytest_cudagraph.foreign import printable, without_credentials
 from pytest_cudagraph.report.document_timings import base_fields, baseline_fields, seconds, timing_fields
-from pytest_cudagraph.report.engine_modes import modes_document, modes_properties
-from pytest_cudagraph.report.generations import generation_document, generation_properties, guided_document
 from pytest_cudagraph.report.table import UNTIMED
 from pytest_cudagraph.units import to_seconds
 from pytest_cudagraph.values import (

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 
+from pytest_cudagraph.decoding.tables import generation_tables
 from pytest_cudagraph.foreign import printable, printable_lines
 from pytest_cudagraph.report.failure import failure_text
-from pytest_cudagraph.report.generations import generation_tables
 from pytest_cudagraph.report.table import UNTIMED, Row, by_device, cells_of, columns_of, rows_of
 from pytest_cudagraph.values import GraphReport, Site, Verdict
 

@@ -7,8 +7,8 @@ import posixpath
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from pytest_cudagraph.decoding.tables import generation_tables
 from pytest_cudagraph.report.columns import MAX_WIDTH, Column, fits, grid, wrapped
-from pytest_cudagraph.report.generations import generation_tables
 from pytest_cudagraph.units import factor_text, latency_text, plural
 from pytest_cudagraph.values import (
     BatchReport,

@@ -8,7 +8,7 @@ import pytest
 
 if TYPE_CHECKING:
     from pytest_cudagraph.base_revision.comparison import AgainstBase
-    from pytest_cudagraph.generation import GrammarCache
+    from pytest_cudagraph.decoding.token_masks import GrammarCache
     from pytest_cudagraph.pipeline import DeviceContext
     from pytest_cudagraph.settings.marks import MarkSettings
     from pytest_cudagraph.settings.options import Settings

@@ -4,9 +4,9 @@ Every class is frozen. It imports neither torch nor pytest and computes only der
 nanoseconds (``_ns``), memory in bytes (``_bytes``), ratios are plain factors (``_ratio``): 1.15 means 15 % faster.
 """
 
-from pytest_cudagraph.values.engine_modes import EngineMode, EngineModes, ModeFailure, ModeTokens, Stage
-from pytest_cudagraph.values.evidence import Agreement, Assigned, AuditRule, Disagreement, Finding, Level, Receipt, Site
-from pytest_cudagraph.values.generation import (
+from pytest_cudagraph.decoding.guided_results import DisallowedToken, GrammarKind, Guided, GuidedOutput, GuidedTimes
+from pytest_cudagraph.decoding.modes.results import EngineMode, EngineModes, ModeFailure, ModeTokens, Stage
+from pytest_cudagraph.decoding.results import (
     Counted,
     Generation,
     GenerationReceipt,
@@ -17,7 +17,7 @@ from pytest_cudagraph.values.generation import (
     TokenAgreement,
     TokenDifference,
 )
-from pytest_cudagraph.values.guided import DisallowedToken, GrammarKind, Guided, GuidedOutput, GuidedTimes
+from pytest_cudagraph.values.evidence import Agreement, Assigned, AuditRule, Disagreement, Finding, Level, Receipt, Site
 from pytest_cudagraph.values.judgements import GateName, Judgement, Verdict
 from pytest_cudagraph.values.reports import BatchReport, CompileMode, GraphReport, MinSource, ReportColumn
 from pytest_cudagraph.values.saved import (

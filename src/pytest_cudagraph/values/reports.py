@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from pytest_cudagraph.values.engine_modes import EngineModes
+from pytest_cudagraph.decoding.guided_results import Guided
+from pytest_cudagraph.decoding.modes.results import EngineModes
+from pytest_cudagraph.decoding.results import Generation, Lookup, Prefill
 from pytest_cudagraph.values.evidence import Agreement, Finding, Receipt
-from pytest_cudagraph.values.generation import Generation, Lookup, Prefill
-from pytest_cudagraph.values.guided import Guided
 from pytest_cudagraph.values.judgements import Judgement, Verdict
 from pytest_cudagraph.values.saved import BaseComparison, Comparison, NoBaseline, SavedBatch
 from pytest_cudagraph.values.timings import DeviceInfo, Latency, Timing

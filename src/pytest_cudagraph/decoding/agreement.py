@@ -1,0 +1,143 @@
+"""Compare the tokens of captured steps with an eager generation."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple, Protocol
+
+import torch
+
+from pytest_cudagraph.check.compare import Tolerance
+from pytest_cudagraph.decoding.engine import Generated
+from pytest_cudagraph.values import GenerationReceipt, TokenAgreement, TokenDifference
+
+_BFLOAT16_RTOL = 0.016
+"""That of ``torch.testing.assert_close``."""
+
+
+class Comparison(NamedTuple):
+    """How a generation by graphs compares with eager, and how its steps ran."""
+
+    tokens: TokenAgreement | TokenDifference
+    receipt: GenerationReceipt
+
+
+class Generates(Protocol):
+    """Generates by graphs and eagerly, as :class:`~pytest_cudagraph.decoding.engine.DecodeEngine` does."""
+
+    def rows_of_graph(self, rows: int) -> int: ...
+
+    def generate(
+        self,
+        prompts: torch.Tensor,
+        count: int,
+        *,
+        graphs: bool = True,
+        forced: torch.Tensor | None = None,
+        keep_logits: bool = False,
+    ) -> Generated: ...
+
+
+def compare_with_eager(engine: Generates, prompts: torch.Tensor, count: int, tolerance: Tolerance) -> Comparison:
+    """Generate ``count`` tokens eagerly and by graphs.
+
+    In the same shapes both run freely, and every token must be equal. A padded batch computes other shapes, which
+    round differently. Then each step of both gets eager's tokens (:func:`compare_logits`).
+    """
+    if engine.rows_of_graph(prompts.shape[0]) != prompts.shape[0]:
+        eager = engine.generate(prompts, count, graphs=False, keep_logits=True)
+        found = engine.generate(prompts, count, forced=eager.tokens, keep_logits=True)
+        return Comparison(compare_logits(eager, found, tolerance), found.receipt)
+    eager, found = (engine.generate(prompts, count, graphs=graphs) for graphs in (False, True))
+    if torch.equal(eager.tokens, found.tokens):
+        return Comparison(TokenAgreement(compared=eager.tokens.numel(), same_shapes=True), found.receipt)
+    eager = engine.generate(prompts, count, graphs=False, keep_logits=True)
+    return Comparison(_difference(eager, found, eager.tokens != found.tokens, None), found.receipt)
+
+
+class _Largest(NamedTuple):
+    """The difference of logits that exceeds its tolerance by most, or comes closest to it."""
+
+    difference: float
+    tolerance: float
+
+
+def compare_logits(eager: Generated, found: Generated, tolerance: Tolerance) -> TokenAgreement | TokenDifference:
+    """Compare two generations whose steps got the same tokens.
+
+    At each place the logits may differ by ``atol + rtol * size`` of :func:`_tolerance_of_model` and :func:`_sizes`: a
+    small logit is a sum of terms as large as those of a large one. So a token may differ only where eager's two largest
+    logits are at most twice that apart. Such a token is a tie. Not a number is a difference.
+    """
+    assert eager.logits is not None
+    assert found.logits is not None
+    expected, (rtol, atol) = _wide(eager.logits), _tolerance_of_model(eager.logits.dtype, tolerance)
+    differences = absolute_differences(expected, _wide(found.logits)).amax(-1)
+    allowed = atol + rtol * _sizes(expected)
+    worst = int((differences - allowed).nan_to_num(nan=torch.inf).argmax())
+    largest = _Largest(float(differences.flatten()[worst]), float(allowed.flatten()[worst]))
+    # A choice that is none of the logits' largest would be no tie.
+    behind = _logits_of(expected, eager.tokens) - _logits_of(expected, found.tokens)
+    beyond = ~(differences <= allowed) | (behind > 2 * allowed)
+    if bool(beyond.any()):
+        return _difference(eager, found, beyond, largest)
+    return TokenAgreement(
+        compared=eager.tokens.numel(),
+        same_shapes=False,
+        ties=int((eager.tokens != found.tokens).sum()),
+        largest_difference=largest.difference,
+        tolerance=largest.tolerance,
+    )
+
+
+def _tolerance_of_model(dtype: torch.dtype, tolerance: Tolerance) -> tuple[float, float]:
+    """``(rtol, atol)`` for the logits of a whole model in other shapes.
+
+    The defaults of ``assert_close`` are for one operation, and each layer adds its own rounding. So the relative part
+    is at least half of the dtype's digits, ``sqrt(eps)``, and at most that of bfloat16, which has few digits.
+    """
+    rtol, atol = tolerance.of(dtype)
+    if tolerance.rtol is None:
+        rtol = max(rtol, min(math.sqrt(torch.finfo(dtype).eps), _BFLOAT16_RTOL))
+    return rtol, atol
+
+
+def absolute_differences(expected: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
+    """Element by element. An infinity does not differ from itself: models rule tokens out by it."""
+    return torch.where(expected == found, 0.0, (found - expected).abs())
+
+
+def _sizes(logits: torch.Tensor) -> torch.Tensor:
+    """The size of the logits of each place: the largest or the median, whichever is farther from 0.
+
+    Not the smallest: a logit of ``finfo.min`` or -1e9 rules a token out, and would allow every difference.
+    """
+    largest, median = logits.amax(-1).abs(), logits.median(-1).values.abs()
+    return torch.maximum(*(each.masked_fill(each.isinf(), 0.0) for each in (largest, median)))
+
+
+def _logits_of(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    return logits.gather(-1, tokens[..., None])[..., 0]
+
+
+def _difference(eager: Generated, found: Generated, places: torch.Tensor, largest: _Largest | None) -> TokenDifference:
+    """The first of ``places`` (rows, count) in time, which is where the cause is."""
+    assert eager.logits is not None
+    position, row = (int(index) for index in places.T.nonzero()[0])
+    two = eager.logits[row, position].topk(2).values
+    return TokenDifference(
+        row=row,
+        position=position,
+        expected=int(eager.tokens[row, position]),
+        found=int(found.tokens[row, position]),
+        differing=int((eager.tokens != found.tokens).sum()),
+        compared=eager.tokens.numel(),
+        gap=float(two[0] - two[1]),
+        same_shapes=largest is None,
+        largest_difference=largest.difference if largest else None,
+        tolerance=largest.tolerance if largest else None,
+    )
+
+
+def _wide(logits: torch.Tensor) -> torch.Tensor:
+    return logits if logits.dtype == torch.float64 else logits.float()

@@ -1,0 +1,224 @@
+"""Run an engine eagerly and with graphs, each in a process of its own, and judge what they give."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from pytest_cudagraph import gate
+from pytest_cudagraph.decoding.modes.mode_request import ModeRequest
+from pytest_cudagraph.decoding.modes.mode_run import ModeRun, RowStamps, run_mode
+from pytest_cudagraph.decoding.modes.protocol import Engine, LoadRequest
+from pytest_cudagraph.decoding.times import Stamps, summary
+from pytest_cudagraph.errors import EngineFailed, InputError
+from pytest_cudagraph.foreign import value_text
+from pytest_cudagraph.pipeline.device_context import DeviceContext
+from pytest_cudagraph.protocols import ShowProgress
+from pytest_cudagraph.settings.case import Case
+from pytest_cudagraph.settings.parsing import flag, seconds, whole_number
+from pytest_cudagraph.stats import summaries
+from pytest_cudagraph.values import BatchReport, EngineMode, EngineModes, Interval, Judgement, ModeTokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModesRequest:
+    """What a test asks of an engine. Raises :class:`~pytest_cudagraph.errors.InputError`."""
+
+    engine: Engine
+    prompts: Sequence[Sequence[int]]
+    eager: Mapping[str, Any]
+    graphs: Mapping[str, Any]
+    allow_fallback: bool
+    max_differing_rows: int
+    generations: int
+    timeout_s: float
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.engine, Engine) or isinstance(self.engine, type):
+            raise InputError(
+                "engine_modes takes an engine with name and load(request, **arguments), as vllm(...) and "
+                f"transformers_engine(...) give it; found {value_text(self.engine)}"
+            )
+        for key in ("eager", "graphs"):
+            found = getattr(self, key)
+            if not isinstance(found, Mapping) or not all(isinstance(each, str) for each in found):
+                raise InputError(f"{key} takes a mapping of the mode's arguments by name; found {value_text(found)}")
+        for key, parse in _PARSERS.items():
+            try:
+                parse(getattr(self, key))
+            except ValueError as allowed:
+                raise InputError(f"{key} takes {allowed}; found {value_text(getattr(self, key))}") from None
+
+
+_PARSERS: dict[str, Callable[[Any], Any]] = {
+    "allow_fallback": flag,
+    "max_differing_rows": whole_number,
+    "generations": functools.partial(whole_number, least=1),
+    "timeout_s": seconds,
+}
+
+
+def token_ids(prompts: Any) -> list[list[int]]:
+    """Prompts as lists of token ids. Raises :class:`~pytest_cudagraph.errors.InputError`."""
+    rows = prompts.tolist() if hasattr(prompts, "tolist") else prompts
+    is_batch = isinstance(rows, Sequence) and not isinstance(rows, str) and len(rows)
+    if not is_batch or not all(isinstance(row, Sequence) and len(row) and all(map(_is_id, row)) for row in rows):
+        raise InputError(f"prompts are token ids (rows, n), with at least one of each; found {value_text(prompts)}")
+    return [list(row) for row in rows]
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModesRun:
+    """Both modes on one device. ``case`` has one batch size, that of the prompts, and one output length."""
+
+    request: ModesRequest
+    case: Case
+    device_context: DeviceContext
+    progress: ShowProgress
+
+    def run_once(self) -> None:
+        """Generate once in the eager mode, and judge nothing: a run without ``--cudagraph``."""
+        failure = self._run("eager", 0).mode.failure
+        if failure is not None:
+            found = EngineModes(
+                engine=self.request.engine.name, batch_size=1, output_length=self._count,
+                eager=EngineMode(failure=failure), graphs=EngineMode(),
+            )  # fmt: skip
+            judgement = gate.judge_engine(found, falls_back=False)
+            raise EngineFailed("\n".join((judgement.reason, *judgement.evidence)))
+
+    def batch(self) -> BatchReport:
+        """Run the modes in turn, compare their tokens, and measure what is equal."""
+        request, size = self.request, self.case.batch_sizes[0]
+        if self.device_context.device.kind == "cuda":
+            torch.cuda.empty_cache()  # what earlier tests left there would be missing to the engine
+        eager = self._run("eager", request.generations)
+        _check_eager(eager.mode)
+        failed = eager.mode.failure is not None
+        graphs = ModeRun(mode=EngineMode()) if failed else self._run("graphs", request.generations)
+        found = EngineModes(
+            engine=request.engine.name, batch_size=size, output_length=self._count,
+            eager=eager.mode, graphs=graphs.mode, tokens=_compared(eager, graphs),
+        )  # fmt: skip
+        exact = self._exact(found)
+        report = BatchReport(batch_size=size, judgements=exact, min_speedup=self.case.min_speedup[size], modes=found)
+        return report if report.verdict.fails else self._timed(report, found, eager, graphs)
+
+    @property
+    def _count(self) -> int:
+        return self.case.output_lengths[0]
+
+    def _run(self, mode: str, generations: int) -> ModeRun:
+        request, device_context = self.request, self.device_context
+        self.progress(f"{request.engine.name}, {mode}")
+        load = LoadRequest(
+            graphs=mode == "graphs",
+            rows=len(request.prompts),
+            device=device_context.backend.device,
+            threads=device_context.device.threads,
+        )
+        mode_request = ModeRequest(
+            engine=request.engine, load=load, arguments=dict(getattr(request, mode)), prompts=request.prompts,
+            count=self._count, generations=generations,
+        )  # fmt: skip
+        return run_mode(mode_request, request.timeout_s)
+
+    def _exact(self, found: EngineModes) -> tuple[Judgement, ...]:
+        falls_back = gate.falls_back(found.graphs)
+        ran = gate.judge_engine(found, falls_back=falls_back)
+        if ran.verdict.fails:
+            return (ran,)
+        used = gate.judge_fallback(found, allowed=self.request.allow_fallback)
+        if found.tokens is None:
+            return (ran, used)
+        return (ran, used, gate.judge_mode_tokens(found.tokens, self.request.max_differing_rows))
+
+    def _timed(self, report: BatchReport, found: EngineModes, eager: ModeRun, graphs: ModeRun) -> BatchReport:
+        found = replace(found, eager=_with_times(eager), graphs=_with_times(graphs))
+        found = replace(found, speedup=_speedup(found.eager.itl_medians_ns, found.graphs.itl_medians_ns))
+        why_not = self.device_context.why_not_judged
+        speed = gate.judge_mode_speed(found, self.case.min_speedup[report.batch_size], why_not)
+        return replace(report, judgements=(*report.judgements, speed), modes=found)
+
+
+def _check_eager(mode: EngineMode) -> None:
+    if mode.receipt is not None and mode.receipt.replays:
+        raise InputError(
+            f"the eager mode runs without graphs; found {mode.receipt.replays} of {mode.receipt.steps} decode steps "
+            "that replayed one: eager= must turn them off"
+        )
+
+
+def _compared(eager: ModeRun, graphs: ModeRun) -> ModeTokens | None:
+    """The tokens of each generation of graphs against those of eager's with the same number."""
+    if not eager.generations or not graphs.generations:
+        return None
+    differing: dict[int, tuple[int, int, int]] = {}
+    for expected, found in zip(eager.generations, graphs.generations, strict=True):
+        for row, (one, other) in enumerate(zip(expected, found, strict=True)):
+            if one.tokens != other.tokens:
+                differing.setdefault(row, _first_difference(one.tokens, other.tokens))
+    at = min(differing, default=None)
+    first: tuple[int | None, ...] = (None, None, None) if at is None else differing[at]
+    return ModeTokens(
+        rows=len(eager.generations[0]),
+        differing_rows=len(differing),
+        row=at,
+        position=first[0],
+        expected=first[1],
+        found=first[2],
+        eager_repeats=len({tuple(row.tokens for row in each) for each in eager.generations}) == 1,
+    )
+
+
+def _first_difference(expected: Sequence[int], found: Sequence[int]) -> tuple[int, int, int]:
+    return next((at, *pair) for at, pair in enumerate(zip(expected, found, strict=True)) if pair[0] != pair[1])
+
+
+def fallback_notes(batch: BatchReport) -> tuple[str, ...]:
+    """That the engine fell back, where the test allows it. Else it would pass silently."""
+    found = [each for each in batch.judgements if each.gate == "fallback" and not each.verdict.fails]
+    return tuple(each.reason for each in found if each.reason.startswith(gate.FELL_BACK))
+
+
+def _with_times(run: ModeRun) -> EngineMode:
+    if not run.generations:
+        return run.mode
+    stamps = [[_stamps(row) for row in generation] for generation in run.generations]
+    times = summary([row for generation in stamps for row in generation], 1)
+    per_token_ns = [_time_per_token_ns(generation) for generation in run.generations]
+    medians_ns = tuple(summaries.median([gap for row in generation for gap in row.itl_ns]) for generation in stamps)
+    return replace(
+        run.mode,
+        times=replace(times, generations=len(stamps), time_per_token=summaries.latency_summary(per_token_ns)),
+        itl_medians_ns=medians_ns,
+    )
+
+
+def _stamps(row: RowStamps) -> Stamps:
+    return Stamps(start_ns=row.start_ns, tokens_ns=row.stamps_ns)
+
+
+def _time_per_token_ns(generation: Sequence[RowStamps]) -> float:
+    """The time from the request of a generation to its last token, over all of its tokens."""
+    last = max(generation, key=lambda row: row.stamps_ns[-1])
+    return (last.stamps_ns[-1] - last.start_ns) / sum(len(row.tokens) for row in generation)
+
+
+def _speedup(eager_ns: Sequence[float], graphs_ns: Sequence[float]) -> Interval | None:
+    """None unless both modes were timed. Several tokens at once can make a median 0."""
+    if not eager_ns or not graphs_ns or min(*eager_ns, *graphs_ns) <= 0:
+        return None
+    return Interval(
+        estimate=summaries.median(eager_ns) / summaries.median(graphs_ns),
+        low=min(eager_ns) / max(graphs_ns),
+        high=max(eager_ns) / min(graphs_ns),
+    )

@@ -1,0 +1,159 @@
+"""The process of one mode: load the engine, generate, and leave the result in a file.
+
+``python -m pytest_cudagraph.decoding.modes.mode_process FOLDER``. What the engine prints goes to another file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from pytest_cudagraph.child_process import end_with_parent
+from pytest_cudagraph.decoding.modes.mode_request import ModeRequest, read_request
+from pytest_cudagraph.decoding.modes.protocol import LoadedEngine
+from pytest_cudagraph.decoding.modes.results import Stage
+from pytest_cudagraph.environment import start_nvml, stop_nvml
+from pytest_cudagraph.errors import CudagraphError, InputError
+from pytest_cudagraph.foreign import message_of
+
+RESULT, STAGE = "result.json", "stage.txt"
+
+
+class ModeProcess:
+    """One mode, from load to close. ``result`` is what is known so far."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._stage: Stage = "start"
+        self.result: dict[str, Any] = {"generations": []}
+
+    def run(self) -> None:
+        """Run the mode. Whatever it raises is part of the result."""
+        try:
+            self._run()
+        # An engine may also call sys.exit, and a test file skip itself when it is imported.
+        except BaseException as error:
+            self.result["failure"] = _failure(error, self._stage)
+        self._write()
+
+    def _run(self) -> None:
+        self._enter("load")
+        request = read_request(self._folder)
+        before = used_device_bytes()
+        start_ns = time.perf_counter_ns()
+        engine = request.engine.load(request.load, **request.arguments)
+        self.result["load_ns"] = time.perf_counter_ns() - start_ns
+        self._enter("generate")
+        for number in range(-1, request.generations):
+            found = generate(engine, request)
+            self.result["generations"] += [found] if number >= 0 else []
+        self._tell(engine, before)
+        self._enter("close")
+        engine.close()
+
+    def _tell(self, engine: LoadedEngine, before: int | None) -> None:
+        facts, used = engine.facts(), used_device_bytes()
+        receipt = facts.receipt
+        if receipt is not None and receipt.replays > receipt.steps:
+            found = f"{receipt.replays} replays in {receipt.steps} steps"
+            raise InputError(f"decode steps include those that replayed a graph; found {found}")
+        self.result |= {
+            "capture_ns": facts.capture_ns,
+            "receipt": None if receipt is None else asdict(receipt),
+            "host_bytes": resident_bytes(),
+            "device_bytes": None if used is None or before is None else used - before,
+        }
+
+    def _enter(self, stage: Stage) -> None:
+        """Also in a file, for a process that is killed."""
+        self._stage = stage
+        (self._folder / STAGE).write_text(stage, encoding="utf-8")
+
+    def _write(self) -> None:
+        part = self._folder / f"{RESULT}.part"
+        part.write_text(json.dumps(self.result), encoding="utf-8")
+        part.replace(self._folder / RESULT)
+
+
+def generate(engine: LoadedEngine, request: ModeRequest) -> dict[str, Any]:
+    """One generation: when it began, and per row its tokens and when each was there, in ns."""
+    start_ns = time.perf_counter_ns()
+    tokens: dict[int, list[int]] = {}
+    stamps_ns: dict[int, list[int]] = {}
+    for step in engine.generate(request.prompts, request.count):
+        now_ns = time.perf_counter_ns()
+        for row, new in step.items():
+            tokens.setdefault(int(row), []).extend(int(token) for token in new)
+            stamps_ns.setdefault(int(row), []).extend([now_ns] * len(new))
+    rows = sorted(tokens)
+    return {
+        "start_ns": start_ns,
+        "rows": rows,
+        "tokens": [tokens[row] for row in rows],
+        "stamps_ns": [stamps_ns[row] for row in rows],
+    }
+
+
+def _failure(error: BaseException, stage: Stage) -> dict[str, Any]:
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not Path(frame.filename).is_relative_to(Path(__file__).parent)]
+    # Errors of this package name the user's line themselves.
+    told = own and not isinstance(error, CudagraphError)
+    place = f" ({Path(own[-1].filename).name}:{own[-1].lineno})" if told else ""
+    return {
+        "stage": stage,
+        "error": f"{type(error).__name__}: {message_of(error)}{place}",
+        "mistake": message_of(error) if isinstance(error, InputError) else None,
+    }
+
+
+def resident_bytes() -> int:
+    """Of this process and of those that it started. Shared memory counts in each."""
+    found = 0
+    for process in _family(psutil.Process()):
+        with contextlib.suppress(psutil.Error):
+            found += process.memory_info().rss
+    return found
+
+
+def _family(process: psutil.Process) -> Iterator[psutil.Process]:
+    yield process
+    yield from process.children(recursive=True)
+
+
+def used_device_bytes() -> int | None:
+    """The used memory of all GPUs, also by other processes. None without NVML."""
+    nvml = start_nvml()
+    if isinstance(nvml, str):
+        return None
+    try:
+        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+        return sum(int(nvml.nvmlDeviceGetMemoryInfo(handle).used) for handle in handles)
+    except nvml.NVMLError:
+        return None
+    finally:
+        stop_nvml(nvml)
+
+
+def main(folder: str) -> None:
+    """Run the mode of a folder."""
+    end_with_parent()
+    ModeProcess(Path(folder)).run()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Whatever still runs has nothing more to tell, and must not keep the test waiting.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,134 @@
+"""Run one mode in a process of its own, and read what it left."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pytest_cudagraph.child_process import last_lines, run_child
+from pytest_cudagraph.decoding.modes.mode_process import RESULT, STAGE
+from pytest_cudagraph.decoding.modes.mode_request import ModeRequest, write_request
+from pytest_cudagraph.errors import InputError
+from pytest_cudagraph.foreign import printable_lines
+from pytest_cudagraph.units import plural
+from pytest_cudagraph.values import EngineMode, GenerationReceipt, ModeFailure, Stage
+
+_MOST_CHARACTERS = 1000
+"""Of an engine's own error."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowStamps:
+    """One row of one generation: when the request began, its tokens, and when each was there."""
+
+    start_ns: int
+    tokens: tuple[int, ...]
+    stamps_ns: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModeRun:
+    """What the process of a mode left: the rows of each generation, without times in ``mode`` yet."""
+
+    mode: EngineMode
+    generations: Sequence[Sequence[RowStamps]] = ()
+
+
+def run_mode(request: ModeRequest, timeout_s: float) -> ModeRun:
+    """Run one mode to its end. A failure of the engine is in ``mode.failure``.
+
+    Raises :class:`~pytest_cudagraph.errors.InputError` for what cannot be sent to a process, and for one that the
+    engine raised.
+    """
+    with tempfile.TemporaryDirectory(prefix="pytest-cudagraph-") as name:
+        folder = Path(name)
+        write_request(request, folder)
+        how = _run(folder, timeout_s)
+        return _read(folder, request, how)
+
+
+def _run(folder: Path, timeout_s: float) -> str:
+    """Run the process. Return how it ended."""
+    command = [sys.executable, "-m", "pytest_cudagraph.decoding.modes.mode_process", str(folder)]
+    path = os.pathsep.join(filter(None, dict.fromkeys(sys.path)))
+    # Of a process that crashes, the output has what was printed before, and the lines of Python where it was.
+    tells = {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
+    environment = {**os.environ, "PYTHONPATH": path, **tells}
+    try:
+        status = run_child(command, log=folder / "output.txt", environment=environment, timeout_s=timeout_s)
+    except subprocess.TimeoutExpired:
+        (folder / RESULT).unlink(missing_ok=True)
+        return f"its process did not end within {timeout_s:g} s and was killed (timeout_s=)"
+    ended = f"was killed by {_signal(-status)}" if status < 0 else f"ended with exit code {status}"
+    return f"its process {ended} and left no result"
+
+
+def _signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _read(folder: Path, request: ModeRequest, how: str) -> ModeRun:
+    output = tuple(last_lines(folder / "output.txt"))
+    try:
+        told = json.loads((folder / RESULT).read_text(encoding="utf-8"))
+    except OSError:
+        stage_file = folder / STAGE
+        stage: Stage = stage_file.read_text(encoding="utf-8") if stage_file.exists() else "start"  # type: ignore[assignment]
+        return ModeRun(mode=EngineMode(failure=ModeFailure(stage=stage, error=how, is_raised=False, output=output)))
+    failure = _failure(told, output) or _wrong_counts(told["generations"], request)
+    receipt = told.get("receipt")
+    mode = EngineMode(
+        load_ns=told.get("load_ns"),
+        capture_ns=told.get("capture_ns"),
+        host_bytes=told.get("host_bytes"),
+        device_bytes=told.get("device_bytes"),
+        receipt=None if receipt is None else GenerationReceipt(**receipt),
+        failure=failure,
+    )
+    return ModeRun(mode=mode, generations=() if failure else [_rows(each) for each in told["generations"]])
+
+
+def _failure(told: Mapping[str, Any], output: tuple[str, ...]) -> ModeFailure | None:
+    found = told.get("failure")
+    if found is None:
+        return None
+    if found["mistake"] is not None:
+        raise InputError(found["mistake"])
+    error = printable_lines(found["error"])
+    if len(error) > _MOST_CHARACTERS:
+        error = f"{error[:_MOST_CHARACTERS]}..."
+    return ModeFailure(stage=found["stage"], error=error, is_raised=True, output=output)
+
+
+def _wrong_counts(generations: Sequence[Mapping[str, Any]], request: ModeRequest) -> ModeFailure | None:
+    rows, count = len(request.prompts), request.count
+    allowed = f"each generation gives {plural(count, 'token')} for each of {plural(rows, 'row')}"
+    for found in generations:
+        counts = {row: len(tokens) for row, tokens in zip(found["rows"], found["tokens"], strict=True)}
+        if counts != dict.fromkeys(range(rows), count):
+            error = f"{allowed}; found {_counts_text(counts, count)}"
+            return ModeFailure(stage="generate", error=error, is_raised=False)
+    return None
+
+
+def _counts_text(counts: Mapping[int, int], count: int) -> str:
+    odd = next(((row, found) for row, found in counts.items() if found != count), None)
+    return f"rows {list(counts)}" if odd is None else f"{plural(odd[1], 'token')} for row {odd[0]}"
+
+
+def _rows(found: Mapping[str, Any]) -> list[RowStamps]:
+    return [
+        RowStamps(start_ns=found["start_ns"], tokens=tuple(tokens), stamps_ns=tuple(stamps_ns))
+        for tokens, stamps_ns in zip(found["tokens"], found["stamps_ns"], strict=True)
+    ]

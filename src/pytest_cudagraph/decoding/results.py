@@ -1,0 +1,175 @@
+"""A generation: which steps replayed a graph, whether its tokens are eager's, how much memory and time it took."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from pytest_cudagraph.values.timings import Latency
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationReceipt:
+    """How the decode steps of one generation ran. A step makes one token of every row."""
+
+    steps: int
+    replays: int
+    """Launches of graphs, counted by the graphs themselves."""
+    padded_rows: int = 0
+    """Rows that every step computed beyond the batch, because the graph is larger."""
+    eager: Mapping[str, int] = field(default_factory=dict)
+    """Steps without a graph, by reason."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenAgreement:
+    """The tokens of a generation are those of the eager reference."""
+
+    compared: int
+    """Tokens, over all rows."""
+    same_shapes: bool
+    """Whether both generations called the decoder with the same shapes. Then all tokens are equal."""
+    ties: int = 0
+    """Tokens that differ where eager's two largest logits are closer than twice the tolerance. 0 in the same shapes."""
+    largest_difference: float | None = None
+    """Of the logits, with the reference's tokens as input of each step. None in the same shapes."""
+    tolerance: float | None = None
+    """What was allowed at the place of the largest difference."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenDifference:
+    """The first token that differs from the eager reference."""
+
+    row: int
+    position: int
+    """Counted from the first generated token, 0."""
+    expected: int
+    found: int
+    differing: int
+    """Tokens that differ, of ``compared``. Without teacher-forcing, one difference changes all later ones."""
+    compared: int
+    gap: float
+    """Between eager's two largest logits at this place."""
+    same_shapes: bool
+    largest_difference: float | None = None
+    """Of the logits, as in :class:`TokenAgreement`."""
+    tolerance: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationTimes:
+    """Times of whole generations by graphs, with a wait for the device after every token.
+
+    The formulas are in :mod:`pytest_cudagraph.decoding.times`.
+    """
+
+    generations: int
+    ttft: Latency
+    """Time to first token: the prefill of the prompt."""
+    itl: Latency
+    """Inter-token latency: the gaps between tokens."""
+    itl_p99_ns: float
+    """Shown only. A few hundred gaps cannot decide about it."""
+    tpot_ns: float
+    """Time per output token, the median of the generations."""
+    time_per_token: Latency
+    """``duration / (rows * tokens)`` of each generation. The duration includes the prefill."""
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of all rows: 1 / the median time per token."""
+        return 1e9 / self.time_per_token.median_ns
+
+    def figures(self) -> dict[str, Latency]:
+        """What a baseline keeps."""
+        return {"ttft": self.ttft, "itl": self.itl, "time_per_token": self.time_per_token}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """One batch of prompts of one length, continued."""
+
+    batch_size: int
+    prompt_length: int
+    output_length: int
+    receipt: GenerationReceipt
+    tokens: TokenAgreement | None = None
+    times: GenerationTimes | None = None
+    bytes: PrefillBytes | None = None
+    """Of the prefill of the prompts. None if a gate before failed."""
+
+
+Counted = Literal["activations", "activations+cache", "activations+cache+weights"]
+"""The bytes that a ratio is about."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillBytes:
+    """The bytes of one prefill, counted operation by operation."""
+
+    activations_bytes: int
+    """The most that tensors made by the calls took at once."""
+    cache_bytes: int
+    """The decoder's own tensors that the calls wrote to."""
+    weights_bytes: int
+    """The decoder's own tensors that the calls only read."""
+
+    def total(self, counting: Counted) -> int:
+        """The sum of what is counted."""
+        cache, weights = "cache" in counting, "weights" in counting
+        return self.activations_bytes + cache * self.cache_bytes + weights * self.weights_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prefill:
+    """A prompt of one row, prefilled in one call and in chunks."""
+
+    prompt_length: int
+    chunk: int
+    counting: Counted
+    whole: PrefillBytes
+    chunked: PrefillBytes
+    largest_difference: float | None
+    """Of the last logits and the cache, between both. None on ``meta``, where there are no values."""
+    tolerance: float | None
+
+    @property
+    def bytes_ratio(self) -> float:
+        """What is counted of the chunked prefill over that of the whole one."""
+        return self.chunked.total(self.counting) / self.whole.total(self.counting)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lookup:
+    """One batch of prompts, continued with prompt lookup. Terms as in vLLM's ``v1/spec_decode/metrics.py``."""
+
+    batch_size: int
+    prompt_length: int
+    output_length: int
+    k: int
+    receipt: GenerationReceipt
+    """Of the calls after the prefill: verifications, and decode steps where nothing was proposed."""
+    tokens: TokenAgreement | None
+    verified: int
+    """Calls with a proposal."""
+    drafted: int
+    """Proposed tokens, over all rows."""
+    accepted: int
+    """Proposed tokens that were right in every row up to there, over all rows."""
+
+    @property
+    def acceptance_ratio(self) -> float:
+        """``accepted / drafted``. 0 without a proposal."""
+        return self.accepted / self.drafted if self.drafted else 0.0
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """``1 + accepted / (verified calls * rows)``: the bonus token of each verified call counts."""
+        return 1.0 + (self.accepted / (self.verified * self.batch_size) if self.verified else 0.0)
+
+    @property
+    def tokens_per_step(self) -> float:
+        """``(output length - 1) / calls``, of each row. All calls count, also those without a proposal."""
+        return (self.output_length - 1) / self.receipt.steps
