@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_cudagraph import environment, files, gate, record, report
-from pytest_cudagraph.base_revision.judge import base_table
+from pytest_cudagraph.base_revision.judge import base_tables
 from pytest_cudagraph.baseline import AnyPath, JsonStore, Key, is_part_of, normal_name
 from pytest_cudagraph.errors import BaselineError, CudagraphError
 from pytest_cudagraph.foreign import printable, printable_lines, without_credentials
@@ -90,13 +90,16 @@ def end_run(
         own_reports = [each for each in reports if each.device == device]
         _end_device(device, own_reports, collected, settings, summary, (saved or {}).get(device))
     summary.lines += measured_on(reports)
-    summary.lines += base_table(reports)
+    tables = base_tables(reports)
+    summary.lines += [line for table in tables for line in report.text_of(table)]
     if settings.suggest:
         summary.lines += report.suggestions(reports)
     summary.lines += [line for each in tuned for line in each["lines"]]
     if settings.json or settings.html or workloads:
         first, commit = next(iter(_devices(reports)), None), environment.commit(settings.rootdir)
-        document = report.document(reports, first, settings, calls, tuned, workloads, date=_now(), commit=commit)
+        document = report.document(
+            reports, first, settings, calls, tuned, workloads, tables=tables, date=_now(), commit=commit
+        )
         summary.lines += report.rankings(document)
         _write_documents(document, settings, collected.folder, summary)
     return RunSummary(

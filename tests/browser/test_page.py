@@ -14,8 +14,8 @@ from tests.unit.report.test_page import HOSTILE, story, written
 
 from pytest_cudagraph.report import Column
 from pytest_cudagraph.report import page as page_text
-from pytest_cudagraph.report.rendering import PageTable, rendered
-from pytest_cudagraph.values import Verdict
+from pytest_cudagraph.report.rendering import rendered
+from pytest_cudagraph.values import Table, Verdict
 
 playwright = pytest.importorskip("playwright.sync_api", reason="the browser tests need playwright")
 axe = pytest.importorskip(
@@ -126,7 +126,7 @@ def test_a_click_sorts_by_number_across_units_and_what_is_no_number_stays_last(o
 def test_ratios_thousands_and_dates_are_sorted_whole(opened, tmp_path):
     titles = ["speedup", "rows/s", "date"]
     cells = [["1.42x (1.40-1.44)", "62", "2026-11-09"], ["1.07x", "1,339", "2026-10-30"], ["1.3x", "157", "2025-12-31"]]
-    table = PageTable("Sorted", [Column(title=each) for each in titles], cells)
+    table = Table(title="sorted", columns=tuple(Column(title=each) for each in titles), rows=tuple(map(tuple, cells)))
     path = tmp_path / "sorted.html"
     path.write_text(rendered("history.html", {"title": "", "counted": "", "notes": [], "moves": table, "entries": []}))
     shown = opened(path)

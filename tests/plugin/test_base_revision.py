@@ -149,7 +149,7 @@ def test_a_planted_slowdown_of_ten_percent_in_the_working_tree_fails_and_both_si
         [
             "E*SlowerThanBase: batch 1: replay is 10 % slower than in HEAD~1 (*)*, 99% interval *; allowed is 5.0 %",
             "E*base -> head: replay 10.0 -> 11.0 ms, lower quartiles in 2 pairs of processes, in turn",
-            "replay at HEAD~1 (*) (base) and in the working tree (head), lower quartiles of processes*",
+            "replay at HEAD~1 (*) (base) and in the working tree (head); lower quartiles of processes*",
             "test*batch*base*head*change*kernels*verdict",
             "test_user.py::test_model*1*10.0 ms*11.0 ms*+10 %*1*slower",
             "* 1 failed, 3 passed*",

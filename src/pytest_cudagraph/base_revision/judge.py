@@ -7,9 +7,17 @@ import statistics
 from collections.abc import Iterable, Sequence
 
 from pytest_cudagraph.gate.wording import change_text
-from pytest_cudagraph.report.columns import Column, grid
 from pytest_cudagraph.units import latency_text, percent_text, plural, signed_text
-from pytest_cudagraph.values import BaseComparison, BatchReport, GraphReport, Interval, Judgement, Verdict
+from pytest_cudagraph.values import (
+    BaseComparison,
+    BatchReport,
+    Column,
+    GraphReport,
+    Interval,
+    Judgement,
+    Table,
+    Verdict,
+)
 
 LOOKS = (5, 10)
 """The numbers of process pairs after which the comparison is judged. The last look is final.
@@ -136,49 +144,46 @@ def _log_ratios(head_ns: Sequence[float], base_ns: Sequence[float]) -> list[floa
     return [math.log(head / base) for head, base in zip(head_ns, base_ns, strict=True)]
 
 
-_COLUMNS = (
-    Column(title="test", right=False),
-    Column(title="batch"),
-    Column(title="base"),
-    Column(title="head"),
-    Column(title="change"),
-    Column(title="kernels"),
-    Column(title="verdict", right=False),
+_COLUMNS = tuple(
+    Column(title=title, right=title not in ("test", "verdict"))
+    for title in ("test", "batch", "base", "head", "change", "99 % interval", "kernels", "verdict")
 )
 
 
-def base_table(reports: Iterable[GraphReport]) -> list[str]:
-    """One line per compared test and batch size, below a line that names the base. Empty without a comparison."""
-    found = [(report, batch, batch.base) for report in reports for batch in report.batches if batch.base is not None]
-    lines: list[str] = []
-    for revision in dict.fromkeys(base.revision for _, _, base in found):
-        rows = [_row(report, batch, base) for report, batch, base in found if base.revision == revision]
-        divided = any(base.revision == revision and base.head_reference_ns for _, _, base in found)
-        change = "; head as fast as the reference workload was for base" if divided else ""
-        lines += [f"replay at {revision} (base) and in the working tree (head), lower quartiles of processes{change}"]
-        lines += grid(_COLUMNS, _named_once(rows))
-    return lines
+def base_tables(reports: Iterable[GraphReport]) -> list[Table]:
+    """A table for each base, with a row per compared test and batch size. Empty without a comparison."""
+    compared = [(report, batch, batch.base) for report in reports for batch in report.batches if batch.base is not None]
+    revisions = dict.fromkeys(base.revision for _, _, base in compared)
+    return [_table(revision, [each for each in compared if each[2].revision == revision]) for revision in revisions]
 
 
-def _named_once(rows: list[list[str]]) -> list[list[str]]:
-    return [["" if index and row[0] == rows[index - 1][0] else row[0], *row[1:]] for index, row in enumerate(rows)]
+def _table(revision: str, compared: Sequence[tuple[GraphReport, BatchReport, BaseComparison]]) -> Table:
+    divided = any(base.head_reference_ns for _, _, base in compared)
+    return Table(
+        title=f"replay at {revision} (base) and in the working tree (head)",
+        columns=_COLUMNS,
+        rows=tuple(_row(*each) for each in compared),
+        remarks=tuple((base.missing,) if base.change is None else () for _, _, base in compared),
+        note=f"lower quartiles of processes{'; head as fast as the reference workload was for base' * divided}",
+    )
 
 
-def _row(report: GraphReport, batch: BatchReport, base: BaseComparison) -> list[str]:
+def _row(report: GraphReport, batch: BatchReport, base: BaseComparison) -> tuple[str, ...]:
     judgement = next((each for each in batch.judgements if each.gate == "base"), None)
     verdict = judgement.verdict.value.replace("-", " ") if judgement else "-"
     if base.change is None:
-        return [report.name, str(batch.batch_size), "-", "-", "-", "-", base.missing]
+        return (report.name, str(batch.batch_size), *"-----", verdict)
     before_ns, after_ns = _levels_ns(base)
-    return [
+    return (
         report.name,
         str(batch.batch_size),
         latency_text(before_ns),
         latency_text(after_ns),
         signed_text(base.change.estimate),
+        f"{signed_text(base.change.low)} to {signed_text(base.change.high)}",
         _kernels(base.base_kernels, base.head_kernels),
         "slower" if verdict == "failed" else verdict,
-    ]
+    )
 
 
 def _kernels(before: int | None, after: int | None) -> str:

@@ -1,7 +1,7 @@
 """The texts and documents of a run. Pure: returns lines and dicts, prints and writes nothing."""
 
 from pytest_cudagraph.report.closing import closing
-from pytest_cudagraph.report.columns import Column, grid
+from pytest_cudagraph.report.columns import Column, grid, text_of
 from pytest_cudagraph.report.document import document, json_text, properties
 from pytest_cudagraph.report.document_entries import entries_of_document
 from pytest_cudagraph.report.document_rows import device_of_document, rows_of_document

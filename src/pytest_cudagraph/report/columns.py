@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
 
 from pytest_cudagraph.foreign import printable
-from pytest_cudagraph.values import Column
+from pytest_cudagraph.values import Column, Table
 
 MAX_WIDTH = 100
 """Wider tables wrap in code reviews, in CI logs and on a split screen."""
@@ -15,6 +17,26 @@ _GAP = "  "
 
 _MIN_NAME = 12
 """A shorter name is not useful. The line then exceeds the width."""
+
+
+_NO_NAMES: Mapping[str, str] = MappingProxyType({})
+
+
+def text_of(table: Table, short_names: Mapping[str, str] = _NO_NAMES) -> list[str]:
+    """A table as lines: title and note, the columns, each row with its remarks below.
+
+    A first column without a title has the table's own, and no line is above it. Names of tests in it are shown as in
+    ``short_names``.
+    """
+    columns, rows, above = table.columns, table.rows, ["; ".join(filter(None, (table.title, table.note)))]
+    if not columns[0].title:
+        columns, above = (replace(columns[0], title=table.title), *columns[1:]), []
+        rows = tuple((short_names.get(row[0], row[0]), *row[1:]) for row in rows)
+    titles, *lines = grid(columns, rows)
+    below = table.remarks or ((),) * len(lines)
+    shown = [[line, *(f"  {shorten(each, MAX_WIDTH - 2)}" for each in remarks)]
+             for line, remarks in zip(lines, below, strict=True)]  # fmt: skip
+    return [*above, titles, *(line for each in shown for line in each)]
 
 
 def grid(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[str]:

@@ -24,6 +24,7 @@ from pytest_cudagraph.values import (
     GraphReport,
     Interval,
     Judgement,
+    Table,
     Timing,
     Verdict,
 )
@@ -39,6 +40,7 @@ def document(
     tuned: Iterable[Mapping[str, Any]] = (),
     workloads: Iterable[Mapping[str, Any]] = (),
     *,
+    tables: Iterable[Table] = (),
     date: str | None = None,
     commit: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
@@ -56,6 +58,7 @@ def document(
         "calls": list(calls),
         "tuned": list(tuned),
         "workloads": list(workloads),
+        "tables": [asdict(each) for each in tables],
     }
     return {key: _jsonable(value) for key, value in found.items()}
 

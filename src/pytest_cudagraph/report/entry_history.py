@@ -9,8 +9,9 @@ from typing import Any
 from pytest_cudagraph.baseline.change_points import EntryHistory, KernelChange, Move
 from pytest_cudagraph.report.columns import MAX_WIDTH, Column, grid, wrapped
 from pytest_cudagraph.report.plots import trend_plot
-from pytest_cudagraph.report.rendering import PageTable, drawn, rendered
+from pytest_cudagraph.report.rendering import drawn, rendered
 from pytest_cudagraph.units import latency_text, plural, signed_text
+from pytest_cudagraph.values import Table
 
 _MOVES = [
     Column(title=title, right=title not in ("date", "commit", "side"))
@@ -113,7 +114,9 @@ def history_page(files: Mapping[str, Sequence[EntryHistory]], notes: Sequence[st
     ]
     about = [Column(title=title, right=title == "batch") for title in ("file", "test", "batch")]
     about = about if len(files) > 1 else about[1:]
-    table = PageTable("Moves", [*about, *_MOVES, Column(title="software", right=False)], moves)
+    table = Table(
+        title="moves", columns=(*about, *_MOVES, Column(title="software", right=False)), rows=tuple(map(tuple, moves))
+    )
     shown = [_shown(path, entry) for path, entries in files.items() for entry in entries]
     counted = f"{plural(len(moves), 'move')} in {plural(len(shown), 'saved batch')}"
     return rendered("history.html", {
@@ -129,5 +132,7 @@ def _shown(path: str, entry: EntryHistory) -> dict[str, Any]:
         "extent": f"{_extent(entry)}, {path}",
         "moved": bool(_rows(entry)),
         "plots": [(side, drawn(trend_plot(parts, side))) for side, parts in sides.items() if parts],
-        "sessions": PageTable(f"Sessions of {_title(entry)}", _SESSIONS, _session_rows(entry)),
+        "sessions": Table(
+            title=f"sessions of {_title(entry)}", columns=tuple(_SESSIONS), rows=tuple(map(tuple, _session_rows(entry)))
+        ),
     }

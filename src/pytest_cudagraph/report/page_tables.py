@@ -6,30 +6,35 @@ A new part of the document gets a function here and its place in :data:`_SECTION
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from statistics import median
 from typing import Any
 
-from pytest_cudagraph.report.columns import Column
 from pytest_cudagraph.report.rankings import TITLES, ranking_rows
-from pytest_cudagraph.report.rendering import PageTable
-from pytest_cudagraph.units import bytes_text, latency_text, percent_text, signed_text, to_ns
+from pytest_cudagraph.units import bytes_text, latency_text, percent_text, to_ns
+from pytest_cudagraph.values import Column, Table
 
 _NAMED = 5
 """Tests that a finding or a reason names. The rest is counted."""
 
 
-def tables_of(found: Mapping[str, Any]) -> list[PageTable]:
+def tables_of(found: Mapping[str, Any]) -> list[Table]:
     """The sections that have rows."""
-    return [table for section in _SECTIONS if (table := section(found)) is not None]
+    sections = [table for section in _SECTIONS if (table := section(found)) is not None]
+    return [*(_stored(each) for each in found["tables"]), *sections]
+
+
+def _stored(found: Mapping[str, Any]) -> Table:
+    columns = tuple(Column(**each) for each in found["columns"])
+    rows = {key: tuple(map(tuple, found[key])) for key in ("rows", "remarks")}
+    return Table(**{**found, "columns": columns, **rows})
 
 
 def _table(
     title: str, columns: str, rows: Iterable[list[str]], *, words: str = "", note: str = "", folded: bool = False
-) -> PageTable | None:
+) -> Table | None:
     """``columns`` are titles, separated by bars. Those in ``words`` are aligned left."""
-    rows = list(rows)
-    titles = [Column(title=each, right=each not in words.split("|")) for each in columns.split("|")]
-    return PageTable(title, titles, rows, note, folded) if rows else None
+    shown = tuple(map(tuple, rows))
+    titles = tuple(Column(title=each, right=each not in words.split("|")) for each in columns.split("|"))
+    return Table(title=title, columns=titles, rows=shown, note=note, folded=folded) if shown else None
 
 
 def findings_of(found: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -72,7 +77,7 @@ def _named(names: Iterable[str]) -> str:
     return "\n".join(names[:_NAMED]) + more
 
 
-def _not_judged(found: Mapping[str, Any]) -> PageTable | None:
+def _not_judged(found: Mapping[str, Any]) -> Table | None:
     where: dict[str, list[str]] = {}
     for test in found["tests"]:
         for name, judged in _parts(test):
@@ -87,7 +92,7 @@ def _not_judged(found: Mapping[str, Any]) -> PageTable | None:
     return _table("Not judged", "what and why|count|where", rows, words="what and why|where")
 
 
-def _notes(found: Mapping[str, Any]) -> PageTable | None:
+def _notes(found: Mapping[str, Any]) -> Table | None:
     where: dict[tuple[str, str], list[str]] = {}
     for test in found["tests"]:
         for name, judged in _parts(test):
@@ -112,28 +117,7 @@ def _batches(found: Mapping[str, Any], key: str) -> Iterator[tuple[str, Mapping[
         yield from ((test["name"], batch, batch[key]) for batch in test["batches"] if batch.get(key))
 
 
-def _bases(found: Mapping[str, Any]) -> PageTable | None:
-    rows = []
-    for name, batch, each in _batches(found, "base"):
-        verdicts = [judged["verdict"].replace("-", " ") for judged in batch["judgements"] if judged["gate"] == "base"]
-        base, change = [value for value in each["base_replay"] if value], each.get("change")
-        moved = ["-", each["missing"] or "-"]
-        if change:
-            moved = [_signed(change["estimate"]), f"{_signed(change['low'])} to {_signed(change['high'])}"]
-        level = _latency(median(base) if base else None)
-        rows.append([name, _text(batch["batch_size"]), each["revision"], level, *moved, *(verdicts or ["-"])])
-    columns = "test|batch|revision|base|change|95 % interval|verdict"
-    return _table("Against another revision", columns, rows, words="test|revision|verdict",
-                  note="the replay of the working tree, against that of the revision")  # fmt: skip
-
-
-def _signed(ratio: float | None) -> str:
-    if ratio is None:
-        return "-"
-    return signed_text(ratio)
-
-
-def _generations(found: Mapping[str, Any]) -> PageTable | None:
+def _generations(found: Mapping[str, Any]) -> Table | None:
     rows = []
     for name, batch, each in _batches(found, "generation"):
         times, receipt = each["times"], each["receipt"]
@@ -148,7 +132,7 @@ def _generations(found: Mapping[str, Any]) -> PageTable | None:
     return _table("Generation", columns, rows, words="test", note="time to the first token, latency between tokens")
 
 
-def _prefills(found: Mapping[str, Any]) -> PageTable | None:
+def _prefills(found: Mapping[str, Any]) -> Table | None:
     rows = []
     for name, _, each in _batches(found, "prefill"):
         parts = [part for part in ("activations", "cache", "weights") if part in each["counting"]]
@@ -157,7 +141,7 @@ def _prefills(found: Mapping[str, Any]) -> PageTable | None:
     return _table("Prefill in chunks", "test|prompt|chunk|one call|chunks|counting", rows, words="test|counting")
 
 
-def _lookups(found: Mapping[str, Any]) -> PageTable | None:
+def _lookups(found: Mapping[str, Any]) -> Table | None:
     rows = []
     for name, batch, each in _batches(found, "lookup"):
         receipt = each["receipt"]
@@ -168,7 +152,7 @@ def _lookups(found: Mapping[str, Any]) -> PageTable | None:
     return _table("Prompt lookup", "test|batch|k|drafted|accepted|acceptance|replays|ties", rows, words="test")
 
 
-def _guided(found: Mapping[str, Any]) -> PageTable | None:
+def _guided(found: Mapping[str, Any]) -> Table | None:
     rows = []
     for name, batch, each in _batches(found, "guided"):
         times, receipts = each["times"], (each["receipt"], each["choices"])
@@ -185,7 +169,7 @@ def _guided(found: Mapping[str, Any]) -> PageTable | None:
     return _table("Guided generation", columns, rows, words="test|grammar")
 
 
-def _modes(found: Mapping[str, Any]) -> PageTable | None:
+def _modes(found: Mapping[str, Any]) -> Table | None:
     rows = []
     for name, _, each in _batches(found, "modes"):
         for mode in ("eager", "graphs"):
@@ -207,7 +191,7 @@ def _ties(each: Mapping[str, Any]) -> str:
     return _text(each["tokens"]["ties"]) if each.get("tokens") else "-"
 
 
-def _calls(found: Mapping[str, Any]) -> PageTable | None:
+def _calls(found: Mapping[str, Any]) -> Table | None:
     rows = []
     for each in found.get("calls", ()):
         durations = [_latency(each["duration_seconds"][key]) for key in ("p50", "p90", "p99")]
@@ -219,18 +203,18 @@ def _calls(found: Mapping[str, Any]) -> PageTable | None:
     return _table("Monitored calls", columns, rows, words="test|name")
 
 
-def _workloads(found: Mapping[str, Any]) -> PageTable | None:
+def _workloads(found: Mapping[str, Any]) -> Table | None:
     columns, rows = "|".join(("group", *TITLES, "reason")), ranking_rows(found)
     return _table("Workloads", columns, rows, words="group|workload|by|reason", note="a rank is a range where the "
                   "measurement does not decide")  # fmt: skip
 
 
-def _tuned(found: Mapping[str, Any]) -> PageTable | None:
+def _tuned(found: Mapping[str, Any]) -> Table | None:
     rows = ([each["nodeid"], "\n".join(each["lines"])] for each in found.get("tuned", ()))
     return _table("Tuned", "test|result", rows, words="test|result")
 
 
-def _settings(found: Mapping[str, Any]) -> PageTable | None:
+def _settings(found: Mapping[str, Any]) -> Table | None:
     rows = ([name, _setting(value)] for name, value in found["settings"].items())
     return _table("Settings", "setting|value", rows, words="setting|value", folded=True)
 
@@ -247,10 +231,9 @@ def _text(value: Any) -> str:
     return "-" if value is None else str(value)
 
 
-_SECTIONS: tuple[Callable[[Mapping[str, Any]], PageTable | None], ...] = (
+_SECTIONS: tuple[Callable[[Mapping[str, Any]], Table | None], ...] = (
     _not_judged,
     _notes,
-    _bases,
     _generations,
     _prefills,
     _lookups,

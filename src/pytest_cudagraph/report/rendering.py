@@ -4,27 +4,16 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib import resources
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pytest_cudagraph.errors import CudagraphError
 from pytest_cudagraph.foreign import printable_lines
-from pytest_cudagraph.report.columns import Column
 
 if TYPE_CHECKING:
     from jinja2 import Environment
     from markupsafe import Markup
-
-
-class PageTable(NamedTuple):
-    """A section of a page: a title, a note beside it, columns, and rows of text."""
-
-    title: str
-    columns: Sequence[Column]
-    rows: Sequence[Sequence[str]]
-    note: str = ""
-    folded: bool = False
 
 
 class _Inline(NamedTuple):

@@ -15,12 +15,18 @@ class Column:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """Text in columns under a title. Tables of one title and the same columns are joined to one table of a run."""
+    """Text in columns under a title. Tables of one title and the same columns are joined to one table of a run.
+
+    The title begins with a small letter: the terminal writes it above the names of tests.
+    """
 
     title: str
     columns: tuple[Column, ...]
+    """A first column without a title has the names of tests."""
     rows: tuple[tuple[str, ...], ...]
     """One text per column in each row."""
+    remarks: tuple[tuple[str, ...], ...] = ()
+    """Lines below each row, such as the reason of a verdict. Empty, or one tuple per row."""
     note: str = ""
     """A sentence beside the title. It says what the columns mean."""
     folded: bool = False

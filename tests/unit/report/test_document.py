@@ -64,7 +64,18 @@ def test_the_document_reads_as_reviewed(golden):
 def test_the_document_has_just_the_fields_of_its_schema():
     found = document([story()], H200, SETTINGS)
 
-    assert set(found) == {"schema", "date", "commit", "device", "settings", "tests", "calls", "tuned", "workloads"}
+    assert set(found) == {
+        "schema",
+        "date",
+        "commit",
+        "device",
+        "settings",
+        "tests",
+        "calls",
+        "tuned",
+        "workloads",
+        "tables",
+    }
     (test,) = found["tests"]
     assert set(test) == set(
         "nodeid name verdict gpu compile_mode compile_seconds findings judgements not_judged notes batches".split()

@@ -28,6 +28,7 @@ from tests.facts import (
     timing,
 )
 
+from pytest_cudagraph.base_revision.judge import base_tables
 from pytest_cudagraph.errors import CudagraphError
 from pytest_cudagraph.report import document, json_text, page
 from pytest_cudagraph.values import BaseComparison, Finding, Interval, NoBaseline, Site, Verdict
@@ -102,8 +103,9 @@ def written(reports, device=H200, settings=None, calls=(), workloads=()):
     """A document as it is read from its file."""
     facts = {"rootdir": ROOT} | (settings or {})
     found = document(
-        reports, device, facts, calls, workloads=workloads, date="2026-11-22T10:00:00+00:00", commit=COMMIT
-    )
+        reports, device, facts, calls, workloads=workloads, tables=base_tables(reports),
+        date="2026-11-22T10:00:00+00:00", commit=COMMIT,
+    )  # fmt: skip
     return json.loads(json_text(found))
 
 
