@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from enum import Enum
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from pytest_cudagraph.values import GraphReport
+from pytest_cudagraph.values import BatchReport, GraphReport, stored
 
 
 def to_plain(report: GraphReport) -> dict[str, Any]:
     """Dicts, lists, str, int, float, bool and None of exactly these types: nothing else passes between workers."""
-    plain = _plain(report)
+    plain = _plain(replace(report, batches=tuple(_with_stored_scenario(report.name, each) for each in report.batches)))
     assert isinstance(plain, dict)
     return plain
+
+
+def _with_stored_scenario(test: str, batch: BatchReport) -> BatchReport:
+    """The controller shows what a feature measured, and needs none of its classes."""
+    return batch if batch.scenario is None else replace(batch, scenario=stored(batch.scenario, test))
 
 
 def from_plain(plain: Mapping[str, Any]) -> GraphReport:

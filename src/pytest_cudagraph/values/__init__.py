@@ -30,7 +30,7 @@ from pytest_cudagraph.values.saved import (
     SavedFigure,
     Session,
 )
-from pytest_cudagraph.values.scenario import Scenario, StoredScenario
+from pytest_cudagraph.values.scenario import Scenario, StoredScenario, stored
 from pytest_cudagraph.values.table import Column, Table
 from pytest_cudagraph.values.timings import (
     Block,

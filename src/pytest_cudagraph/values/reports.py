@@ -12,6 +12,7 @@ from pytest_cudagraph.decoding.results import Generation, Lookup, Prefill
 from pytest_cudagraph.values.evidence import Agreement, Finding, Receipt
 from pytest_cudagraph.values.judgements import Judgement, Verdict
 from pytest_cudagraph.values.saved import BaseComparison, Comparison, NoBaseline, SavedBatch
+from pytest_cudagraph.values.scenario import Scenario, StoredScenario
 from pytest_cudagraph.values.timings import DeviceInfo, Latency, Timing
 
 CompileMode = Literal["none", "inductor", "aot"]
@@ -49,12 +50,16 @@ class BatchReport:
     lookup: Lookup | None = None
     guided: Guided | None = None
     modes: EngineModes | None = None
+    scenario: Scenario | StoredScenario | None = None
+    """What a feature measured. None for the graph of a model."""
     figures: Mapping[str, Latency] = field(default_factory=dict)
     """Of recorded calls that a baseline keeps beside the replay. Larger is slower."""
 
     @property
     def has_entry(self) -> bool:
         """Whether a baseline can have an entry of it. A graph of it was timed only if it is none of these."""
+        if self.scenario is not None:
+            return self.scenario.has_entry
         return not (self.prefill or self.lookup or self.guided or self.modes)
 
     @property

@@ -24,7 +24,7 @@ class Scenario(Protocol):
         """Whether a graph was timed whose latency a baseline keeps."""
 
     def tables(self, test: str) -> tuple[Table, ...]:
-        """Its rows, below the name of the test as the run shows it."""
+        """Its rows. The first column has no title, and the name of the test in it."""
 
     def document(self) -> Mapping[str, Any]:
         """Its part of the JSON document: plain values, times in seconds."""
@@ -54,3 +54,14 @@ class StoredScenario:
     def properties(self) -> Mapping[str, str]:
         """The properties as they were written."""
         return self.stored_properties
+
+
+def stored(scenario: Scenario, test: str) -> StoredScenario:
+    """A scenario as plain facts, for the document and for the way from an xdist worker to the controller."""
+    return StoredScenario(
+        kind=scenario.kind,
+        has_entry=scenario.has_entry,
+        stored_tables=scenario.tables(test),
+        stored_document=scenario.document(),
+        stored_properties=scenario.properties(),
+    )

@@ -24,7 +24,7 @@ from tests.facts import (
 )
 
 from pytest_cudagraph.report import from_plain, to_plain
-from pytest_cudagraph.values import Finding, Interval, NoBaseline, Receipt, Site, Verdict
+from pytest_cudagraph.values import Column, Finding, Interval, NoBaseline, Receipt, Site, Table, Verdict, stored
 
 
 def everything():
@@ -62,6 +62,32 @@ def test_the_smallest_report_comes_back():
     smallest = replace(report(), device=None, batches=())
 
     assert from_plain(to_plain(smallest)) == smallest
+
+
+class Draws:
+    """A scenario of another plugin."""
+
+    kind, has_entry = "draws", False
+
+    def tables(self, test):
+        columns = (Column(title="", right=False), Column(title="draws"))
+        return (Table(title="draws", columns=columns, rows=((test, "3"),)),)
+
+    def document(self):
+        return {"draws": 3, "seconds": [0.5]}
+
+    def properties(self):
+        return {"draws": "3"}
+
+
+def test_what_a_feature_measured_comes_back_without_its_class():
+    sent = report("a", batch(8, scenario=Draws()))
+
+    arrived = from_plain(json.loads(json.dumps(to_plain(sent))))
+
+    assert arrived.at(8).scenario == stored(Draws(), "a")
+    assert from_plain(to_plain(arrived)) == arrived
+    assert not arrived.at(8).has_entry
 
 
 def test_verdicts_come_back_as_verdicts():
