@@ -10,5 +10,6 @@ from pytest_cudagraph.report.failure import failure_text, suggestions
 from pytest_cudagraph.report.github import STEP_SUMMARY_BYTES, annotation, sites_of_failure, step_summary
 from pytest_cudagraph.report.page import page
 from pytest_cudagraph.report.rankings import changes, rankings
+from pytest_cudagraph.report.run_tables import tables
 from pytest_cudagraph.report.table import Row, device_text, header, render, rows_of, table
 from pytest_cudagraph.report.transport import from_plain, to_plain

@@ -24,6 +24,7 @@ from pytest_cudagraph.values import (
     GraphReport,
     Interval,
     Judgement,
+    Scenario,
     Table,
     Timing,
     Verdict,
@@ -93,6 +94,7 @@ def _properties(batch: BatchReport) -> list[tuple[str, str]]:
         found += [("replay_seconds", f"{to_seconds(timing.medians.replay_ns):.4g}")]
     found += generation_properties(batch)
     found += modes_properties(batch)
+    found += [] if batch.scenario is None else batch.scenario.properties().items()
     if batch.receipt is not None and batch.receipt.kernels is not None:
         found.append(("kernels", str(batch.receipt.kernels)))
     return found
@@ -114,7 +116,7 @@ def _test(report: GraphReport) -> dict[str, Any]:
         "judgements": [_judgement(judgement) for judgement in report.judgements],
         "not_judged": list(report.not_judged),
         "notes": list(report.notes),
-        "batches": [_batch(batch, report.device) for batch in report.batches],
+        "batches": [_batch(batch, report.device, report.name) for batch in report.batches],
     }
 
 
@@ -145,7 +147,19 @@ def _judgement(judgement: Judgement) -> dict[str, Any]:
     }
 
 
-def _batch(batch: BatchReport, device: DeviceInfo | None) -> dict[str, Any]:
+def _scenario(scenario: Scenario | None, test: str) -> dict[str, Any] | None:
+    if scenario is None:
+        return None
+    return {
+        "kind": scenario.kind,
+        "has_entry": scenario.has_entry,
+        "properties": dict(scenario.properties()),
+        "tables": [asdict(each) for each in scenario.tables(test)],
+        "result": dict(scenario.document()),
+    }
+
+
+def _batch(batch: BatchReport, device: DeviceInfo | None, test: str) -> dict[str, Any]:
     timing, receipt = _timing(batch), batch.receipt
     return {
         "batch_size": batch.batch_size,
@@ -155,6 +169,7 @@ def _batch(batch: BatchReport, device: DeviceInfo | None) -> dict[str, Any]:
         "judgements": [_judgement(judgement) for judgement in batch.judgements],
         "min_speedup": batch.min_speedup,
         **timing_fields(timing),
+        **({} if batch.speedup is None or timing is not None else {"speedup": asdict(batch.speedup)}),
         "kernels": receipt.kernels if receipt else None,
         "capture_seconds": seconds(receipt.capture_ns) if receipt else None,
         "memory_bytes": receipt.memory_bytes if receipt else None,
@@ -168,6 +183,7 @@ def _batch(batch: BatchReport, device: DeviceInfo | None) -> dict[str, Any]:
         "lookup": None if batch.lookup is None else asdict(batch.lookup),
         "guided": guided_document(batch.guided),
         "modes": modes_document(batch.modes),
+        "scenario": _scenario(batch.scenario, test),
     }
 
 

@@ -10,7 +10,9 @@ from html import escape
 
 from pytest_cudagraph.decoding.tables import generation_tables
 from pytest_cudagraph.foreign import printable, printable_lines
+from pytest_cudagraph.report.columns import text_of
 from pytest_cudagraph.report.failure import failure_text
+from pytest_cudagraph.report.run_tables import tables
 from pytest_cudagraph.report.table import UNTIMED, Row, by_device, cells_of, columns_of, rows_of
 from pytest_cudagraph.values import GraphReport, Site, Verdict
 
@@ -54,6 +56,7 @@ def _parts(reports: Sequence[GraphReport], closing: Sequence[str], left_out: str
         yield f"<h3>{_plain(device)}</h3>"
         yield _table([row for report in own for row in rows_of(report)])
         yield from _text(generation_tables(own, {}))
+        yield from _text([line for each in tables(own) for line in text_of(each)])
     yield from _text(closing)
 
 

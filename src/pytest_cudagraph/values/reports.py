@@ -13,7 +13,7 @@ from pytest_cudagraph.values.evidence import Agreement, Finding, Receipt
 from pytest_cudagraph.values.judgements import Judgement, Verdict
 from pytest_cudagraph.values.saved import BaseComparison, Comparison, NoBaseline, SavedBatch
 from pytest_cudagraph.values.scenario import Scenario, StoredScenario
-from pytest_cudagraph.values.timings import DeviceInfo, Latency, Timing
+from pytest_cudagraph.values.timings import DeviceInfo, Interval, Latency, Timing
 
 CompileMode = Literal["none", "inductor", "aot"]
 
@@ -52,6 +52,8 @@ class BatchReport:
     modes: EngineModes | None = None
     scenario: Scenario | StoredScenario | None = None
     """What a feature measured. None for the graph of a model."""
+    speedup: Interval | None = None
+    """Of a scenario that measures without :attr:`timing`, for the table of the run."""
     figures: Mapping[str, Latency] = field(default_factory=dict)
     """Of recorded calls that a baseline keeps beside the replay. Larger is slower."""
 

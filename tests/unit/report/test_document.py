@@ -87,7 +87,7 @@ def test_the_document_has_just_the_fields_of_its_schema():
         "batch_size verdict word reason judgements min_speedup speedup attainable_speedup eager compiled replay "
         "device_replay reference decision noise_ratio detectable_ratio blocks discarded disturbance measure_seconds "
         "seed kernels capture_seconds memory_bytes receipt check comparison baseline base generation prefill lookup "
-        "guided modes"
+        "guided modes scenario"
     )
     assert all(set(each) == set(fields.split()) for each in test["batches"])
     assert set(test["batches"][0]["eager"]) == {"minimum", "q25", "median", "q75", "q90", "samples", "judged"}
@@ -101,7 +101,7 @@ def test_timings_of_wrong_results_are_null():
     empty = (
         "speedup attainable_speedup eager compiled replay device_replay reference decision noise_ratio "
         "detectable_ratio blocks discarded disturbance measure_seconds seed baseline base generation prefill lookup "
-        "guided modes"
+        "guided modes scenario"
     )
     assert {key for key, value in wrong.items() if value is None} == set(empty.split())
 
