@@ -18,8 +18,8 @@ import statistics
 import sys
 from collections.abc import Callable
 
-from pytest_cudagraph.tuning.impact import impacts
-from pytest_cudagraph.tuning.race import RaceResult, race
+from pytest_cudagraph.serving.tuning.impact import impacts
+from pytest_cudagraph.serving.tuning.race import RaceResult, race
 
 FACTORS = ("batch_size", "compile", "graph")
 CELLS = list(itertools.product((1, 2, 4, 8), ("none", "inductor", "aot"), (False, True)))

@@ -52,13 +52,14 @@ if TYPE_CHECKING:
     )
     from pytest_cudagraph.gate import judge_speedup
     from pytest_cudagraph.measure import Arms, Bounds, PerfCounterClock, measure_arms
-    from pytest_cudagraph.monitor import CallMonitor, CallSummary, PerfCard, PerfMonitor
+    from pytest_cudagraph.monitor import PerfCard, PerfMonitor
+    from pytest_cudagraph.serving.calls import CallMonitor, CallSummary
     from pytest_cudagraph.serving.drop_in import IntegratedAOTCompiler, OptimizedModel, create_integrated_compiler
     from pytest_cudagraph.serving.drop_in_statistics import CompilerStatistics, InferenceResult, ModelStatistics
     from pytest_cudagraph.serving.graph_runner import GraphRunner
     from pytest_cudagraph.serving.statistics import FormStatistics, RunnerStatistics
+    from pytest_cudagraph.serving.tuning import TuningReport, tune
     from pytest_cudagraph.stats import EvidenceRule
-    from pytest_cudagraph.tuning import TuningReport, tune
     from pytest_cudagraph.values import (
         AuditRule,
         BatchReport,
@@ -169,13 +170,14 @@ _HOMES = {
         "decoding.transformers_decoder": "StaticDecoder static_decoder",
         "decoding.transformers_modes": "TransformersEngine transformers_engine",
         "measure": "Arms Bounds PerfCounterClock measure_arms",
-        "monitor": "CallMonitor CallSummary PerfCard PerfMonitor",
+        "monitor": "PerfCard PerfMonitor",
+        "serving.calls": "CallMonitor CallSummary",
         "serving.drop_in": "IntegratedAOTCompiler OptimizedModel create_integrated_compiler",
         "serving.graph_runner": "GraphRunner",
         "serving.drop_in_statistics": "CompilerStatistics InferenceResult ModelStatistics",
         "serving.statistics": "FormStatistics RunnerStatistics",
         "stats": "EvidenceRule",
-        "tuning": "TuningReport tune",
+        "serving.tuning": "TuningReport tune",
         "values": "AuditRule BatchReport Finding GraphReport Judgement MeasuredBatch ReportColumn Timing Verdict",
     }.items()
     for name in names.split()

@@ -17,9 +17,7 @@ from pytest_cudagraph.session.fixtures import (
     compile_model,
     cudagraph,
     measure_speedup,
-    perf_monitor,
 )
-from pytest_cudagraph.session.tuning_fixture import tune
 from pytest_cudagraph.settings.marks import DECODE_MARK_HELP, MARK_HELP, WORKLOAD_MARK_HELP
 from pytest_cudagraph.settings.options import add_options, keep_paths
 
@@ -32,9 +30,9 @@ __all__ = [
     "decode_engine",
     "engine_modes",
     "measure_speedup",
-    "perf_monitor",
-    "tune",
 ]
+
+pytest_plugins = ("pytest_cudagraph.serving.plugin",)
 
 
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:

@@ -17,7 +17,7 @@ from pytest_cudagraph.errors import BaselineError, CudagraphError
 from pytest_cudagraph.foreign import printable, printable_lines, without_credentials
 from pytest_cudagraph.gpu_locks import measured_on
 from pytest_cudagraph.settings.options import Settings
-from pytest_cudagraph.values import DeviceInfo, GraphReport, ReportColumn, SavedBatch
+from pytest_cudagraph.values import Addition, DeviceInfo, GraphReport, ReportColumn, SavedBatch
 
 _LEFT = ".cudagraph-left"
 """The folder for entries that an object store did not take."""
@@ -71,8 +71,7 @@ def end_run(
     settings: Settings,
     saved: Mapping[DeviceInfo, Mapping[Key, SavedBatch]] | None = None,
     *,
-    calls: Sequence[Mapping[str, Any]] = (),
-    tuned: Sequence[Mapping[str, Any]] = (),
+    additions: Sequence[Addition] = (),
     workloads: Sequence[Mapping[str, Any]] = (),
     columns: Sequence[ReportColumn] = (),
     problems: Sequence[str] = (),
@@ -80,8 +79,8 @@ def end_run(
     """Write the baseline, the JSON document and the HTML page, and make the summary.
 
     ``saved`` are the entries read at the start, by device. The file of another device is read now. For the document
-    there are ``calls``, which ``perf_monitor`` recorded, ``tuned``, which ``--cudagraph-tune`` found, and
-    ``workloads``, the tests with that mark. ``columns`` are other plugins', ``problems`` what their hooks raised.
+    there are the ``additions`` of features, and ``workloads``, the tests with that mark. ``columns`` are other
+    plugins', ``problems`` what their hooks raised.
 
     A file that cannot be written is a problem in the summary, not an exception. The other files are still written.
     """
@@ -94,11 +93,11 @@ def end_run(
     summary.lines += [line for table in tables for line in report.text_of(table)]
     if settings.suggest:
         summary.lines += report.suggestions(reports)
-    summary.lines += [line for each in tuned for line in each["lines"]]
+    summary.lines += [line for addition in additions for line in addition.lines]
     if settings.json or settings.html or workloads:
         first, commit = next(iter(_devices(reports)), None), environment.commit(settings.rootdir)
         document = report.document(
-            reports, first, settings, calls, tuned, workloads, tables=tables, date=_now(), commit=commit
+            reports, first, settings, additions, workloads, tables=tables, date=_now(), commit=commit
         )
         summary.lines += report.rankings(document)
         _write_documents(document, settings, collected.folder, summary)

@@ -28,7 +28,7 @@ def test_every_call_agrees_with_eager_and_the_allocator_holds_nothing_afterwards
 @pytest.mark.parametrize(
     ("target", "fault", "seed", "found"),
     [
-        ("serving.model_watch.ModelWatch.has_changed", lambda watch: False, 27, "not close"),
+        ("model_watch.ModelWatch.has_changed", lambda watch: False, 27, "not close"),
         ("backends.cuda.backend.generators_of", lambda device, *roots: [], 12, "not close"),
         ("backends.cuda.recording._reset_returns_share", lambda gpu: True, 8, "segments of graphs"),
     ],

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from pytest_cudagraph import GraphRunner
-from pytest_cudagraph.tuning import tune
+from pytest_cudagraph.serving.tuning import tune
 
 
 def test_a_model_is_tuned_saved_and_served(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -101,3 +102,31 @@ def test_a_plugin_brings_a_backend_that_option_and_marker_name_and_whose_speed_i
     project.run("--cudagraph", "--cudagraph-batch-sizes=1").assert_outcomes(passed=1)
     refused = project.run("--cudagraph", "--cudagraph-device=tpu")
     refused.stderr.fnmatch_lines(["*--cudagraph-device takes one of auto, cuda, cpu, toy; found 'tpu'"])
+
+
+ADDS = """
+def pytest_cudagraph_model_passed(context, call, report):
+    context.add("sizes", {"name": report.name, "sizes": len(report.batches)}, [f"sizes: {len(report.batches)}"])
+"""
+
+ADDING_TESTS = """
+import torch
+
+def test_passes(cudagraph):
+    cudagraph(torch.nn.Linear(2, 2).eval(), torch.randn(1, 2), batch_sizes=[1], min_speedup=0.001)
+
+def test_fails(cudagraph):
+    cudagraph(torch.nn.Linear(2, 2).eval(), torch.randn(1, 2), batch_sizes=[1], min_speedup=1e6)
+"""
+
+
+@pytest.mark.parametrize("workers", [(), ("-n1",)], ids=["alone", "xdist"])
+def test_a_plugin_adds_to_the_document_and_the_summary_for_a_model_that_passed(project, workers):
+    project.pytester.makeconftest(ADDS)
+    project.pytester.makepyfile(test_user=ADDING_TESTS)
+    result = project.measure("--cudagraph-json=run.json", *workers)
+    result.assert_outcomes(passed=1, failed=1)
+    assert result.stdout.lines.count("sizes: 1") == 1
+    document = json.loads((project.path / "run.json").read_text(encoding="utf-8"))
+    name = "test_user.py::test_passes"
+    assert document["sizes"] == [{"nodeid": name, "name": name, "sizes": 1}]

@@ -51,7 +51,7 @@ def test_only_twice(cudagraph):
             if tuning:
                 raise MemoryError("the second time there is no room")
             return super().forward(x)
-    import pytest_cudagraph.session.tuning_fixture as fixture
+    import pytest_cudagraph.serving.fixtures as fixture
     tuning, then = False, fixture._tune
     def now(*arguments):
         nonlocal tuning

@@ -17,6 +17,7 @@ from pytest_cudagraph.report.document_timings import base_fields, baseline_field
 from pytest_cudagraph.report.table import UNTIMED
 from pytest_cudagraph.units import to_seconds
 from pytest_cudagraph.values import (
+    Addition,
     Agreement,
     BatchReport,
     DeviceInfo,
@@ -37,8 +38,7 @@ def document(
     reports: Iterable[GraphReport],
     device: DeviceInfo | None,
     settings: Any,
-    calls: Iterable[Mapping[str, Any]] = (),
-    tuned: Iterable[Mapping[str, Any]] = (),
+    additions: Iterable[Addition] = (),
     workloads: Iterable[Mapping[str, Any]] = (),
     *,
     tables: Iterable[Table] = (),
@@ -56,12 +56,19 @@ def document(
         "device": None if device is None else asdict(device),
         "settings": _without_credentials(settings if isinstance(settings, Mapping) else asdict(settings)),
         "tests": [_test(report) for report in reports],
-        "calls": list(calls),
-        "tuned": list(tuned),
         "workloads": list(workloads),
         "tables": [asdict(each) for each in tables],
+        **_added(additions),
     }
     return {key: _jsonable(value) for key, value in found.items()}
+
+
+def _added(additions: Iterable[Addition]) -> dict[str, list[dict[str, Any]]]:
+    """The entries of features by key. A feature that added nothing has no key."""
+    lists: dict[str, list[dict[str, Any]]] = {}
+    for addition in additions:
+        lists.setdefault(addition.key, []).append({"nodeid": addition.nodeid, **addition.entry})
+    return lists
 
 
 def _without_credentials(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,9 +17,9 @@ from pytest_cudagraph.compile.inductor import raised_limits
 from pytest_cudagraph.errors import first_line
 from pytest_cudagraph.inputs import Example
 from pytest_cudagraph.inputs.example import opaque_arguments
+from pytest_cudagraph.model_watch import ModelWatch
 from pytest_cudagraph.protocols import Backend, Model
 from pytest_cudagraph.serving.graph_check import CompiledAsGraph, difference_from_eager
-from pytest_cudagraph.serving.model_watch import ModelWatch
 from pytest_cudagraph.serving.request import CompilerOptions, Request
 from pytest_cudagraph.serving.rows import CallForm
 from pytest_cudagraph.state import Undo, modules_of

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from pytest_cudagraph.errors import InputError
+from pytest_cudagraph.model_watch import is_same, reference_to
 from pytest_cudagraph.protocols import Model
 from pytest_cudagraph.serving.drop_in_statistics import (
     CompilerStatistics,
@@ -22,7 +23,6 @@ from pytest_cudagraph.serving.drop_in_statistics import (
     InferenceResult,
     ModelStatistics,
 )
-from pytest_cudagraph.serving.model_watch import is_same, reference_to
 from pytest_cudagraph.serving.request import CompilerOptions, make_request
 from pytest_cudagraph.serving.served_model import ServedModel
 from pytest_cudagraph.serving.statistics import NoGraphReason

@@ -10,7 +10,7 @@ from enum import Enum
 from typing import Any, Literal
 
 from pytest_cudagraph.errors import CudagraphError, first_line
-from pytest_cudagraph.monitor import note_served
+from pytest_cudagraph.serving.calls import note_served
 from pytest_cudagraph.serving.statistics import reasons_text
 from pytest_cudagraph.units import bytes_text, plural, seconds_text
 from pytest_cudagraph.values import CompileMode

@@ -18,8 +18,8 @@ from pytest_cudagraph.device import choose, describe
 from pytest_cudagraph.errors import CudagraphError, InputError
 from pytest_cudagraph.foreign import value_text
 from pytest_cudagraph.inputs import Example
-from pytest_cudagraph.monitor import note_served
 from pytest_cudagraph.protocols import Backend, Model
+from pytest_cudagraph.serving.calls import note_served
 from pytest_cudagraph.serving.form_graphs import FormGraphs
 from pytest_cudagraph.serving.graph_set import GraphSet, check_max_graphs
 from pytest_cudagraph.serving.row_analysis import RunnerSetup

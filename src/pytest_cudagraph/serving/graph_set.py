@@ -12,9 +12,9 @@ import torch
 from pytest_cudagraph.errors import CaptureRefusal, InputError
 from pytest_cudagraph.foreign import value_text
 from pytest_cudagraph.inputs.example import opaque_arguments
+from pytest_cudagraph.model_watch import ModelWatch
 from pytest_cudagraph.protocols import Backend, CapturedGraph, Model
 from pytest_cudagraph.serving.form_graphs import FormGraphs
-from pytest_cudagraph.serving.model_watch import ModelWatch
 from pytest_cudagraph.serving.parameter_writes import writes_parameters
 from pytest_cudagraph.serving.row_analysis import learn_cut, written_arguments
 from pytest_cudagraph.serving.statistics import NoGraphReason, Tally

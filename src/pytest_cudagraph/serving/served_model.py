@@ -14,6 +14,7 @@ import torch
 
 from pytest_cudagraph.backends.capture_mode import is_capturing
 from pytest_cudagraph.errors import CudagraphError
+from pytest_cudagraph.model_watch import weak_alias
 from pytest_cudagraph.protocols import Backend, Model
 from pytest_cudagraph.serving.compiled_code import CompiledCode, ModelSetup, compile_and_check
 from pytest_cudagraph.serving.drop_in_statistics import (
@@ -25,7 +26,6 @@ from pytest_cudagraph.serving.drop_in_statistics import (
 )
 from pytest_cudagraph.serving.graph_check import CheckedBackend
 from pytest_cudagraph.serving.graph_runner import ReplayOnlyRunner, open_backend_for
-from pytest_cudagraph.serving.model_watch import weak_alias
 from pytest_cudagraph.serving.request import CompilerOptions, Request
 from pytest_cudagraph.serving.statistics import NoGraphReason, RunnerStatistics
 

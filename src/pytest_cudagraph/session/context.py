@@ -6,7 +6,7 @@ import shutil
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -19,8 +19,9 @@ from pytest_cudagraph.foreign import printable
 from pytest_cudagraph.session.devices import open_once
 from pytest_cudagraph.session.exceptions import depth_of_test, exclusive_call, hide_plugin_frames, outcome_of
 from pytest_cudagraph.session.hook_specs import joined
-from pytest_cudagraph.session.state_keys import BASE, CALL_LOCK, OUTCOMES, OWNERS, SETTINGS, marks_of
+from pytest_cudagraph.session.state_keys import ADDITIONS, BASE, CALL_LOCK, OUTCOMES, OWNERS, SETTINGS, marks_of
 from pytest_cudagraph.settings.case import CallSettings, Case, ModelCall, make_case
+from pytest_cudagraph.values import Addition
 
 if TYPE_CHECKING:
     from pytest_cudagraph.base_revision.comparison import AgainstBase
@@ -104,7 +105,9 @@ class FixtureContext:
             return pipeline.run_once(call, case)
         with self._open_run(call, case) as model_run:
             report = pipeline.run_stages(model_run)
-        return self.conclude(report)
+        self.conclude(report)
+        self._config.hook.pytest_cudagraph_model_passed(context=self, call=call, report=report)
+        return report
 
     @hide_plugin_frames
     def compile(self, call: ModelCall) -> CompiledModel:
@@ -265,6 +268,10 @@ class FixtureContext:
         if not any(kept is report for kept in outcomes):
             outcomes.append(report)
             self._request.node.user_properties.extend(properties(report))
+
+    def add(self, key: str, entry: Mapping[str, Any], lines: Sequence[str] = ()) -> None:
+        """Add to the list ``key`` of the document, and to the summary. What this test adds is dropped if it reruns."""
+        self.stash[ADDITIONS].append(Addition(nodeid=self.nodeid, key=key, entry=entry, lines=tuple(lines)))
 
     def conclude(self, report: GraphReport) -> GraphReport:
         """Keep the report, then pass, warn or raise as its verdict says."""

@@ -13,16 +13,11 @@ import pytest
 
 from pytest_cudagraph.errors import InputError
 from pytest_cudagraph.foreign import value_text
-from pytest_cudagraph.session.call_figures import judge_calls
 from pytest_cudagraph.session.context import FixtureContext
-from pytest_cudagraph.session.tuning_fixture import tune_after
-from pytest_cudagraph.session.worker_results import keep_calls
 from pytest_cudagraph.settings.case import CallSettings, ModelCall
 
 if TYPE_CHECKING:
-    from pytest_cudagraph.monitor import CallMonitor, CallSummary, PerfMonitor
     from pytest_cudagraph.pipeline import CompiledModel, Graphs
-    from pytest_cudagraph.protocols import Clock
     from pytest_cudagraph.values import Agreement, CompileMode, GraphReport
 
 
@@ -103,14 +98,7 @@ class Cudagraph:
         gates: dict[str, Any] = {"min_speedup": min_speedup, "max_slowdown": max_slowdown, "rtol": rtol, "atol": atol}
         settings = CallSettings(batch_sizes=batch_sizes, compile=compile, name=name, **gates)
         call = replace(_call(model, example_inputs, kwargs, batch_dim, settings), draw=draw, reset=reset)
-        return self._run(call)
-
-    def _run(self, call: ModelCall) -> GraphReport:
-        __tracebackhide__ = True
-        report = self._context.run(call)
-        if self._context.settings.enabled and self._context.settings.tune:
-            tune_after(self._context, call, report.name)
-        return report
+        return self._context.run(call)
 
 
 class CompileModel:
@@ -215,36 +203,6 @@ class MeasureSpeedup:
         return self._context.measure(graphs, min_speedup=min_speedup, max_slowdown=max_slowdown, reset=reset)
 
 
-class PerfMonitorFixture:
-    """The ``perf_monitor`` fixture: a :class:`~pytest_cudagraph.CallMonitor` of this test, and the card of a block."""
-
-    def __init__(self, calls: CallMonitor, context: FixtureContext) -> None:
-        self.calls = calls
-        self._context = context
-        self.watch, self.measure, self.summary = calls.watch, calls.measure, calls.summary
-
-    def expect(
-        self, name: str, *, baseline: GraphReport | None = None, batch_size: int | None = None, **limits: Any
-    ) -> CallSummary:
-        """As :meth:`CallMonitor.expect`. ``baseline`` is the report of this test's model.
-
-        With it, the time of a call and of a token are also compared with the model's entry at ``batch_size``, and saved
-        in it. Raises :class:`~pytest_cudagraph.errors.SlowerThanBaseline`.
-        """
-        __tracebackhide__ = True
-        summary = self.calls.expect(name, **limits)
-        if baseline is not None:
-            judge_calls(self._context, self.calls, name, baseline, batch_size)
-        return summary
-
-    def __call__(self, *, every_s: float | None = None, clock: Clock | None = None) -> PerfMonitor:
-        """A context manager that watches host and GPU while its block runs. Its ``card`` says what it saw."""
-        __tracebackhide__ = True
-        from pytest_cudagraph.monitor import PerfMonitor
-
-        return PerfMonitor(every_s=every_s, clock=clock)
-
-
 @pytest.fixture
 def cudagraph(request: pytest.FixtureRequest) -> Iterator[Cudagraph]:
     """Run all stages of a model: audit, compile, capture, check, measure, gate, record."""
@@ -276,13 +234,3 @@ def assert_replay_close(request: pytest.FixtureRequest) -> AssertReplayClose:
 def measure_speedup(request: pytest.FixtureRequest) -> MeasureSpeedup:
     """Measure the graphs of ``capture_graphs`` against eager, and gate them."""
     return MeasureSpeedup(FixtureContext(request))
-
-
-@pytest.fixture
-def perf_monitor(request: pytest.FixtureRequest) -> Iterator[PerfMonitorFixture]:
-    """Watch host and GPU while a block runs, and record the calls of serving code."""
-    from pytest_cudagraph.monitor import CallMonitor
-
-    calls = CallMonitor()
-    yield PerfMonitorFixture(calls, FixtureContext(request))
-    keep_calls(request, calls)

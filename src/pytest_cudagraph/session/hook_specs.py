@@ -12,6 +12,8 @@ from pytest_cudagraph.foreign import message_of
 
 if TYPE_CHECKING:
     from pytest_cudagraph.protocols import Backend
+    from pytest_cudagraph.session.context import FixtureContext
+    from pytest_cudagraph.settings.case import ModelCall
     from pytest_cudagraph.values import AuditRule, DeviceInfo, GraphReport, ReportColumn
 
 _T = TypeVar("_T")
@@ -21,6 +23,13 @@ def pytest_cudagraph_report(config: pytest.Config, report: GraphReport) -> None:
     """Called for each report at the end of the run, in the process that shows the summary.
 
     Under xdist that is the controller. The report is frozen. If it raises, the summary says so, and the run fails.
+    """
+
+
+def pytest_cudagraph_model_passed(context: FixtureContext, call: ModelCall, report: GraphReport) -> None:
+    """Called after a call of ``cudagraph`` has passed, within its test and under ``--cudagraph``.
+
+    ``context.add`` keeps what the document and the summary of the run are to say of it. If it raises, the test fails.
     """
 
 

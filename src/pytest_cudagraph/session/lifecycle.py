@@ -17,8 +17,8 @@ import pytest
 from pytest_cudagraph.foreign import printable_lines
 from pytest_cudagraph.session import devices, fleet, hook_specs, worker_results
 from pytest_cudagraph.session.state_keys import (
+    ADDITIONS,
     CALL_LOCK,
-    CALLS,
     COLLECTED,
     DESELECTED,
     DEVICE_CONTEXTS,
@@ -31,7 +31,6 @@ from pytest_cudagraph.session.state_keys import (
     RUN_SUMMARY,
     SELECTED,
     SETTINGS,
-    TUNED,
     WORKLOADS,
     marks_of,
 )
@@ -54,8 +53,8 @@ def begin(config: pytest.Config) -> None:
     gpu, why_shared = fleet.gpu_of(worker)
     settings = read_settings(config, workers=worker.get("workercount", 0))
     stash[SETTINGS] = replace(settings, has_own_gpu=bool(gpu), why_shared=why_shared)
-    stash[DEVICE_CONTEXTS], stash[OUTCOMES], stash[OWNERS], stash[CALLS] = {}, [], {}, []
-    stash[TUNED], stash[WORKLOADS], stash[CALL_LOCK] = [], {}, threading.RLock()
+    stash[DEVICE_CONTEXTS], stash[OUTCOMES], stash[OWNERS], stash[ADDITIONS] = {}, [], {}, []
+    stash[WORKLOADS], stash[CALL_LOCK] = {}, threading.RLock()
     stash[COLLECTED], stash[OURS], stash[PASSED] = set(), set(), set()
     stash[DESELECTED] = _is_narrowed(config)
     folder = stash[SETTINGS].sample
@@ -186,13 +185,15 @@ def end(session: pytest.Session, exitstatus: int) -> None:
         from pytest_cudagraph.session import github
         from pytest_cudagraph.summary import RunSummary, end_run
 
-        outcomes = stash[OUTCOMES]
+        outcomes, additions = stash[OUTCOMES], stash[ADDITIONS]
         saved = {each.device: each.saved for each in stash[DEVICE_CONTEXTS].values()}
         try:
-            others = {"calls": stash[CALLS], "tuned": stash[TUNED], "workloads": list(stash[WORKLOADS].values())}
             columns, problems = hook_specs.call_at_end(config, outcomes)
             collected = _collected(session, exitstatus)
-            summary = end_run(outcomes, collected, stash[SETTINGS], saved, columns=columns, problems=problems, **others)
+            summary = end_run(
+                outcomes, collected, stash[SETTINGS], saved, additions=additions,
+                workloads=list(stash[WORKLOADS].values()), columns=columns, problems=problems,
+            )  # fmt: skip
             summary = github.write_step_summary(outcomes, summary, stash[SETTINGS])
         except KeyboardInterrupt:
             # Other plugins still write their files, such as JUnit's.

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pytest_cudagraph.settings.marks import MarkSettings
     from pytest_cudagraph.settings.options import Settings
     from pytest_cudagraph.summary import RunSummary
-    from pytest_cudagraph.values import GraphReport
+    from pytest_cudagraph.values import Addition, GraphReport
 
 SETTINGS: pytest.StashKey[Settings] = pytest.StashKey()
 DEVICE_CONTEXTS: pytest.StashKey[dict[str, DeviceContext]] = pytest.StashKey()
@@ -23,10 +23,8 @@ BASE: pytest.StashKey[AgainstBase] = pytest.StashKey()
 GRAMMARS: pytest.StashKey[GrammarCache] = pytest.StashKey()
 """Grammars that were compiled for a tokenizer. Absent before the first guided generation."""
 OUTCOMES: pytest.StashKey[list[GraphReport]] = pytest.StashKey()
-CALLS: pytest.StashKey[list[dict[str, Any]]] = pytest.StashKey()
-"""What ``perf_monitor`` recorded: plain data for the JSON document, one for each name of calls of a test."""
-TUNED: pytest.StashKey[list[dict[str, Any]]] = pytest.StashKey()
-"""What ``--cudagraph-tune`` found, one for each call of ``cudagraph``: plain data for the JSON document."""
+ADDITIONS: pytest.StashKey[list[Addition]] = pytest.StashKey()
+"""What features add to the document and the summary."""
 WORKLOADS: pytest.StashKey[dict[str, dict[str, Any]]] = pytest.StashKey()
 """The tests with the mark ``workload``, by node id: plain data for the JSON document."""
 PASSED: pytest.StashKey[set[str]] = pytest.StashKey()

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, replace
+from typing import Any
 
 import pytest
 
 from pytest_cudagraph.session import fleet
 from pytest_cudagraph.session.state_keys import (
-    CALLS,
+    ADDITIONS,
     COLLECTED,
     DESELECTED,
     MARKS,
@@ -18,22 +18,12 @@ from pytest_cudagraph.session.state_keys import (
     OURS,
     OUTCOMES,
     PASSED,
-    TUNED,
     WORKLOADS,
 )
-
-if TYPE_CHECKING:
-    from pytest_cudagraph.monitor import CallMonitor
+from pytest_cudagraph.values import Addition
 
 _WORKER_KEY = "pytest_cudagraph"
-_LISTS = {CALLS: "calls", TUNED: "tuned"}
 _SETS = {PASSED: "passed", COLLECTED: "collected", OURS: "ours"}
-
-
-def keep_calls(request: pytest.FixtureRequest, calls: CallMonitor) -> None:
-    """Keep what a test's ``perf_monitor`` recorded for the JSON document."""
-    found = [{"nodeid": request.node.nodeid, **each} for each in calls.entries()]
-    request.config.stash[CALLS].extend(found)
 
 
 def keep_workload(item: pytest.Item, report: pytest.TestReport) -> None:
@@ -59,11 +49,9 @@ def _reason_of(report: pytest.TestReport) -> str:
 
 def forget(config: pytest.Config, nodeid: str) -> None:
     """Drop the reports of a test."""
-    outcomes = config.stash[OUTCOMES]
+    outcomes, additions = config.stash[OUTCOMES], config.stash[ADDITIONS]
     outcomes[:] = [report for report in outcomes if report.nodeid != nodeid]
-    for key in _LISTS:
-        kept = config.stash[key]
-        kept[:] = [each for each in kept if each["nodeid"] != nodeid]
+    additions[:] = [addition for addition in additions if addition.nodeid != nodeid]
     config.stash[WORKLOADS].pop(nodeid, None)
 
 
@@ -78,7 +66,7 @@ def pack(config: pytest.Config, report: pytest.TestReport, data: dict[str, Any])
         has_passed = when == "teardown" and report.nodeid in config.stash[PASSED]
         data[_WORKER_KEY] = {
             "outcomes": _take_outcomes(config),
-            **{name: _take(config, key) for key, name in _LISTS.items()},
+            "additions": _take_additions(config),
             "passed": [report.nodeid] * has_passed,
         }
         # A second attempt of pytest-retry reports no setup.
@@ -111,8 +99,7 @@ def _take_over(node: Any, sent: dict[str, Any]) -> None:
         raise pytest.UsageError(sent["mistake"])
     forget(config, sent.get("begun", ""))
     stash[OUTCOMES].extend(replace(from_plain(plain), gpu=gpu) for plain in json.loads(sent["outcomes"]))
-    for kind, name in _LISTS.items():
-        stash[kind].extend(json.loads(sent.get(name, "[]")))
+    stash[ADDITIONS].extend(Addition(**plain) for plain in json.loads(sent.get("additions", "[]")))
     stash[WORKLOADS].update((each["nodeid"], each) for each in json.loads(sent.get("workloads", "[]")))
     for key, name in _SETS.items():
         stash[key].update(sent.get(name, ()))
@@ -129,10 +116,10 @@ def _take_outcomes(config: pytest.Config) -> str:
     return taken
 
 
-def _take(config: pytest.Config, key: pytest.StashKey[list[dict[str, Any]]]) -> str:
-    kept = config.stash[key]
-    taken = json.dumps(kept)
-    kept.clear()
+def _take_additions(config: pytest.Config) -> str:
+    additions = config.stash[ADDITIONS]
+    taken = json.dumps([asdict(addition) for addition in additions])
+    additions.clear()
     return taken
 
 

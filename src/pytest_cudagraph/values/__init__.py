@@ -17,6 +17,7 @@ from pytest_cudagraph.decoding.results import (
     TokenAgreement,
     TokenDifference,
 )
+from pytest_cudagraph.values.additions import Addition
 from pytest_cudagraph.values.evidence import Agreement, Assigned, AuditRule, Disagreement, Finding, Level, Receipt, Site
 from pytest_cudagraph.values.judgements import GateName, Judgement, Verdict
 from pytest_cudagraph.values.reports import BatchReport, CompileMode, GraphReport, MinSource, ReportColumn

@@ -103,9 +103,10 @@ def written(reports, device=H200, settings=None, calls=(), workloads=()):
     """A document as it is read from its file."""
     facts = {"rootdir": ROOT} | (settings or {})
     found = document(
-        reports, device, facts, calls, workloads=workloads, tables=base_tables(reports),
+        reports, device, facts, workloads=workloads, tables=base_tables(reports),
         date="2026-11-22T10:00:00+00:00", commit=COMMIT,
     )  # fmt: skip
+    found["calls"] = list(calls)
     return json.loads(json_text(found))
 
 

@@ -13,7 +13,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from pytest_cudagraph import CaptureRefusal, GraphRunner, InputError
 from pytest_cudagraph.backends import open_backend
 from pytest_cudagraph.errors import DeadTensorError
-from pytest_cudagraph.serving.model_watch import ModelWatch
+from pytest_cudagraph.model_watch import ModelWatch
 
 
 @pytest.fixture

@@ -17,10 +17,10 @@ from pytest_cudagraph.inputs import Example
 from pytest_cudagraph.measure.sampling import HealthFilter
 from pytest_cudagraph.protocols import Backend, Model
 from pytest_cudagraph.serving.graph_runner import open_backend_for
-from pytest_cudagraph.tuning.cells import Grid, GridOfCells, ReadyCell, TuningCell
-from pytest_cudagraph.tuning.impact import Levels, full_subgrid, impacts, noise_share
-from pytest_cudagraph.tuning.measurement import GridMeasurement, Objective
-from pytest_cudagraph.tuning.report import MeasuredCell, TuningReport, left_out_texts
+from pytest_cudagraph.serving.tuning.cells import Grid, GridOfCells, ReadyCell, TuningCell
+from pytest_cudagraph.serving.tuning.impact import Levels, full_subgrid, impacts, noise_share
+from pytest_cudagraph.serving.tuning.measurement import GridMeasurement, Objective
+from pytest_cudagraph.serving.tuning.report import MeasuredCell, TuningReport, left_out_texts
 from pytest_cudagraph.units import bytes_text, plural, to_ns
 from pytest_cudagraph.values import CompileMode, is_emulated
 

@@ -1,21 +1,20 @@
-"""The fixture ``tune``: the tuner on the device, with the settings and the threads of the run."""
+"""The fixtures ``tune`` and ``perf_monitor``: the tuner on the run's device, and the calls of a test."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import pytest
-
+from pytest_cudagraph.monitor import PerfMonitor
+from pytest_cudagraph.serving.calls import CallMonitor
 from pytest_cudagraph.session.context import FixtureContext
 from pytest_cudagraph.session.exceptions import hide_plugin_frames
-from pytest_cudagraph.session.state_keys import TUNED
 from pytest_cudagraph.settings.case import CallSettings, ModelCall
 
 if TYPE_CHECKING:
-    from pytest_cudagraph.tuning import TuningReport
+    from pytest_cudagraph.protocols import Clock
+    from pytest_cudagraph.serving.tuning import TuningReport
     from pytest_cudagraph.values import CompileMode
 
 
@@ -39,7 +38,7 @@ class Tune:
         tolerance: float = 0.02,
         name: str | None = None,
     ) -> TuningReport:
-        """Find the best combination of batch size, compile mode and graph, as :func:`pytest_cudagraph.tuning.tune`.
+        """Find the best combination of batch size, compile mode and graph, as :func:`pytest_cudagraph.tune`.
 
         Batch sizes and time budget come from marker and settings if they are not given. Without ``--cudagraph`` the
         model has run once per batch size, and the report has no cells.
@@ -59,7 +58,8 @@ class Tune:
 @hide_plugin_frames
 def _tune(context: FixtureContext, call: ModelCall, options: dict[str, Any]) -> TuningReport:
     __tracebackhide__ = True
-    from pytest_cudagraph import pipeline, tuning
+    from pytest_cudagraph import pipeline
+    from pytest_cudagraph.serving import tuning
 
     case = context.resolve(call.settings)
     if not context.settings.enabled:
@@ -86,33 +86,43 @@ def tune_after(context: FixtureContext, call: ModelCall, name: str) -> None:
     from pytest_cudagraph.serving.drop_in_statistics import cause_of
 
     modes = dict.fromkeys(("none", context.resolve(call.settings).compile))
-    kept = context.stash[TUNED]
     try:
-        found = _tune(context, call, {**_DEFAULTS, "compile": list(modes), "name": name})
+        report = _tune(context, call, {**_DEFAULTS, "compile": list(modes), "name": name})
     # The test has passed, whatever the tuner meets.
     except Exception as error:
-        kept.append(
-            {"nodeid": context.nodeid, "name": name, "lines": [f"tuned: {name}: nothing, for {cause_of(error)}"]}
-        )
+        entry, lines = {"name": name}, [f"tuned: {name}: nothing, for {cause_of(error)}"]
     else:
-        kept.append({"nodeid": context.nodeid, **found.document(), "lines": _lines(found)})
+        entry, lines = report.document(), _lines(report)
+    context.add("tuned", {**entry, "lines": lines}, lines)
 
 
 _DEFAULTS = {"graph": (True, False), "objective": "throughput", "constraint": None, "tolerance": 0.02}
 
 
-def _lines(found: TuningReport) -> list[str]:
+def _lines(report: TuningReport) -> list[str]:
     """The best cell, and how to use it."""
-    if found.best is None:
+    if report.best is None:
         disturbed = "the device was disturbed in the race between the batch sizes"
-        return [f"tuned: {found.name}: nothing, for {disturbed if found.best_of else found.cells[0].reason}"]
-    certain = "" if found.is_best_decided else ", not proven"
-    usage = found.usage() or ["no graph is the best at any batch size"]
-    return [f"tuned: {found.name}: best is {found.best.cell}{certain}", *(f"  {each}" for each in usage)]
+        return [f"tuned: {report.name}: nothing, for {disturbed if report.best_of else report.cells[0].reason}"]
+    certain = "" if report.is_best_decided else ", not proven"
+    usage = report.usage() or ["no graph is the best at any batch size"]
+    return [f"tuned: {report.name}: best is {report.best.cell}{certain}", *(f"  {line}" for line in usage)]
 
 
-@pytest.fixture
-def tune(request: pytest.FixtureRequest) -> Iterator[Tune]:
-    """Measure a grid of batch sizes, compile modes and graphs, and find the best cell that is correct."""
-    with ExitStack() as resources:
-        yield Tune(FixtureContext(request, resources))
+class MonitorOfTest:
+    """The ``perf_monitor`` fixture: a :class:`~pytest_cudagraph.CallMonitor` of this test, and the card of a block."""
+
+    def __init__(self) -> None:
+        self.calls = CallMonitor()
+        self.watch, self.measure = self.calls.watch, self.calls.measure
+        self.summary, self.expect = self.calls.summary, self.calls.expect
+
+    def __call__(self, *, every_s: float | None = None, clock: Clock | None = None) -> PerfMonitor:
+        """A context manager that watches host and GPU while its block runs. Its ``card`` says what it saw."""
+        __tracebackhide__ = True
+        return PerfMonitor(every_s=every_s, clock=clock)
+
+    def keep(self, context: FixtureContext) -> None:
+        """Keep what was recorded for the JSON document."""
+        for entry in self.calls.entries():
+            context.add("calls", entry)

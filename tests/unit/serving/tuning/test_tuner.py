@@ -15,9 +15,9 @@ from pytest_cudagraph import GraphRunner
 from pytest_cudagraph.backends import open_backend
 from pytest_cudagraph.backends.capture_mode import is_capturing
 from pytest_cudagraph.errors import CudagraphError, ExpectationMissed, InputError
-from pytest_cudagraph.session.tuning_fixture import _lines
-from pytest_cudagraph.tuning import MeasuredCell, TuningCell, TuningReport, cells, measurement, tune
-from pytest_cudagraph.tuning.impact import Impact
+from pytest_cudagraph.serving.fixtures import _lines
+from pytest_cudagraph.serving.tuning import MeasuredCell, TuningCell, TuningReport, cells, measurement, tune
+from pytest_cudagraph.serving.tuning.impact import Impact
 
 
 @pytest.fixture(autouse=True)
@@ -75,7 +75,7 @@ class WrongFromTwoRowsOn(nn.Module):
 
 def test_a_cell_whose_replay_is_wrong_never_wins(monkeypatch):
     # The audit knows this hazard. The check must find it too.
-    monkeypatch.setattr("pytest_cudagraph.tuning.cells.GridOfCells._hazard", lambda cells: "")
+    monkeypatch.setattr("pytest_cudagraph.serving.tuning.cells.GridOfCells._hazard", lambda cells: "")
     report = tuned(WrongFromTwoRowsOn())
     assert list(reasons(report)) == [(2, True)]
     assert "differs from eager" in reasons(report)[2, True]
@@ -105,7 +105,7 @@ def test_compiled_code_that_differs_from_eager_never_wins(monkeypatch):
         call = given if mode == "none" else lambda x: given(x) * 1.01
         return Compiled(mode, {size: CompiledBatch(call=call, regions=None, compile_ns=0) for size in examples})
 
-    monkeypatch.setattr("pytest_cudagraph.tuning.cells.compile_model", compiled)
+    monkeypatch.setattr("pytest_cudagraph.serving.tuning.cells.compile_model", compiled)
     report = tuned(model(), compile=["none", "inductor"], batch_sizes=[1])
     failed = [each for each in report.cells if each.reason]
     assert [each.cell.compile for each in failed] == ["inductor", "inductor"]

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from pytest_cudagraph.tuning.race import race
+from pytest_cudagraph.serving.tuning.race import race
 
 TRUTH = {"fast": 1.00, "near": 1.005, "slow": 1.30, "slowest": 3.0}
 

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from pytest_cudagraph.tuning.impact import full_subgrid, impacts, noise_share
+from pytest_cudagraph.serving.tuning.impact import full_subgrid, impacts, noise_share
 
 FACTORS = ("batch_size", "compile", "graph")
 CELLS = list(itertools.product((1, 2, 4), ("none", "aot"), (False, True)))

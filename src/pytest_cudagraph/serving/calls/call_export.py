@@ -11,10 +11,10 @@ from typing import Any, Literal
 from pytest_cudagraph import files
 from pytest_cudagraph.errors import CudagraphError, InputError
 from pytest_cudagraph.foreign import value_text
-from pytest_cudagraph.monitor.call_summary import CallSummary, CallTotals
-from pytest_cudagraph.monitor.histogram import from_counts
-from pytest_cudagraph.monitor.resource_sampler import ResourceSpread, process_name
-from pytest_cudagraph.monitor.timed_call import CallRecord, Served
+from pytest_cudagraph.serving.calls.call_summary import CallSummary, CallTotals
+from pytest_cudagraph.serving.calls.histogram import from_counts
+from pytest_cudagraph.serving.calls.resource_sampler import ResourceSpread, process_name
+from pytest_cudagraph.serving.calls.timed_call import CallRecord, Served
 from pytest_cudagraph.units import to_ns, to_seconds
 
 SCHEMA = 1

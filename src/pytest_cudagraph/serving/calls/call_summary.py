@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from pytest_cudagraph.monitor.histogram import DurationHistogram
+from pytest_cudagraph.serving.calls.histogram import DurationHistogram
 from pytest_cudagraph.units import NS_PER_MS, NS_PER_S, latency_text, percent_text, plural, seconds_text
 
 T = TypeVar("T")

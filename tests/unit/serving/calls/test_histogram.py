@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from pytest_cudagraph.monitor.histogram import DurationHistogram, from_counts
+from pytest_cudagraph.serving.calls.histogram import DurationHistogram, from_counts
 
 
 def filled(durations):

@@ -16,10 +16,10 @@ from pytest_cudagraph.measure.sampling import Disturbance, HealthFilter
 from pytest_cudagraph.measure.timer import ArmName, Timer, inner_calls, warm_up
 from pytest_cudagraph.monitor import PerfMonitor
 from pytest_cudagraph.protocols import Backend
+from pytest_cudagraph.serving.tuning.cells import GridOfCells, TuningCell
+from pytest_cudagraph.serving.tuning.race import RaceResult, race
+from pytest_cudagraph.serving.tuning.report import of_size
 from pytest_cudagraph.stats import summaries
-from pytest_cudagraph.tuning.cells import GridOfCells, TuningCell
-from pytest_cudagraph.tuning.race import RaceResult, race
-from pytest_cudagraph.tuning.report import of_size
 from pytest_cudagraph.units import NS_PER_S
 
 Objective = Literal["latency", "throughput"] | Callable[[int, float], float]

@@ -19,18 +19,18 @@ import torch
 
 from pytest_cudagraph.errors import ExpectationMissed, InputError
 from pytest_cudagraph.foreign import value_text
-from pytest_cudagraph.monitor.call_export import (
+from pytest_cudagraph.protocols import Clock
+from pytest_cudagraph.serving.calls.call_export import (
     MonitorState,
     openmetrics,
     read_export,
     summary_document,
     write_export,
 )
-from pytest_cudagraph.monitor.call_summary import OTHERS, CallSummary, CallTotals, misses
-from pytest_cudagraph.monitor.resource_sampler import ResourceSampler, ResourceSpread
-from pytest_cudagraph.monitor.timed_call import CallRecord, TimedCall, whole_ns
-from pytest_cudagraph.monitor.watched_function import watched
-from pytest_cudagraph.protocols import Clock
+from pytest_cudagraph.serving.calls.call_summary import OTHERS, CallSummary, CallTotals, misses
+from pytest_cudagraph.serving.calls.resource_sampler import ResourceSampler, ResourceSpread
+from pytest_cudagraph.serving.calls.timed_call import CallRecord, TimedCall, whole_ns
+from pytest_cudagraph.serving.calls.watched_function import watched
 
 _FOLDED_AT = 64
 """Calls that are counted into the totals at once: some 30 µs of work for the last of them."""

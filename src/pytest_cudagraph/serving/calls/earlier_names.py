@@ -1,6 +1,6 @@
 """For code written for another ``PerformanceMonitor``: a :class:`CallMonitor` under that one's names, and a shared one.
 
-New code uses :class:`CallMonitor`.
+Nothing imports this module before one of the names is used. New code uses :class:`CallMonitor`.
 """
 
 from __future__ import annotations
@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from pytest_cudagraph.monitor.call_export import summary_document
-from pytest_cudagraph.monitor.call_monitor import CallMonitor
-from pytest_cudagraph.monitor.timed_call import TimedCall
+from pytest_cudagraph.serving.calls.call_export import summary_document
+from pytest_cudagraph.serving.calls.call_monitor import CallMonitor
+from pytest_cudagraph.serving.calls.timed_call import TimedCall
+
+NAMES = ("PerformanceMonitor", "monitor_compilation", "monitor_evaluation", "monitor_inference", "performance_monitor")
 
 
 class PerformanceMonitor(CallMonitor):

@@ -10,9 +10,9 @@ from typing import Any
 from pytest_cudagraph.errors import ExpectationMissed
 from pytest_cudagraph.foreign import printable
 from pytest_cudagraph.serving import tuned_file
-from pytest_cudagraph.tuning.cells import TuningCell
-from pytest_cudagraph.tuning.impact import Impact
-from pytest_cudagraph.tuning.race import Place
+from pytest_cudagraph.serving.tuning.cells import TuningCell
+from pytest_cudagraph.serving.tuning.impact import Impact
+from pytest_cudagraph.serving.tuning.race import Place
 from pytest_cudagraph.units import bytes_text, factor_text, latency_text, percent_text, plural, seconds_text, to_seconds
 from pytest_cudagraph.values import DeviceInfo
 

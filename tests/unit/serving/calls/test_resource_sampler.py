@@ -10,7 +10,7 @@ from tests.fake_nvml import GIB, UUID, FakeNvml
 
 from pytest_cudagraph import CallMonitor
 from pytest_cudagraph.errors import InputError
-from pytest_cudagraph.monitor.resource_sampler import GPU_READINGS, HOST_READINGS
+from pytest_cudagraph.serving.calls.resource_sampler import GPU_READINGS, HOST_READINGS
 
 
 @pytest.fixture

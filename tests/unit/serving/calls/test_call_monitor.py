@@ -14,10 +14,7 @@ from torch import nn
 
 from pytest_cudagraph import CallMonitor, GraphRunner, create_integrated_compiler
 from pytest_cudagraph.errors import ExpectationMissed, InputError
-from pytest_cudagraph.monitor import performance_monitor as shared
-from pytest_cudagraph.monitor.call_monitor import CallMonitor as Base
-from pytest_cudagraph.monitor.call_summary import OTHERS, CallTotals
-from pytest_cudagraph.monitor.earlier_names import PerformanceMonitor
+from pytest_cudagraph.serving.calls.call_summary import OTHERS, CallTotals
 
 MS = 1_000_000
 
@@ -511,32 +508,3 @@ def test_expectations_that_are_missed_say_so_with_the_evidence(monitor, spend, g
     missed("decode", max_p50_ms=float("nan"))
     missed("prefill")
     golden("monitor/expect.txt", "\n\n".join(texts))
-
-
-def test_the_names_of_another_monitor_record_the_same(tmp_path, clock, spend):
-    monitor = PerformanceMonitor(clock=clock)
-
-    @monitor.measure_performance("step", track_cuda_graphs=True)
-    def step():
-        spend(1)
-
-    step()
-    with monitor.measure_performance("step", 12, 4):
-        spend(1)
-    found = monitor.get_summary(last_n=5)["step"]
-    assert (found["calls"], found["tokens"], found["duration_seconds"]["mean"]) == (2, 12, 0.001)
-    monitor.export_metrics(tmp_path / "metrics.json")
-    assert Base.merged(tmp_path / "metrics.json").summary()["step"].calls == 2
-    monitor.clear_metrics()
-    assert monitor.get_summary() == {}
-
-
-def test_the_shared_monitor_has_decorators_for_a_pipeline():
-    from pytest_cudagraph.monitor import monitor_compilation, monitor_evaluation, monitor_inference
-
-    try:
-        for decorator in (monitor_inference, monitor_compilation, monitor_evaluation):
-            assert decorator(lambda: 3)() == 3
-        assert list(shared.summary()) == ["inference", "compilation", "evaluation"]
-    finally:
-        shared.clear()

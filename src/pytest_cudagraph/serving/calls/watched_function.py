@@ -7,7 +7,7 @@ import inspect
 from collections.abc import AsyncGenerator, Callable, Generator
 from typing import Any
 
-from pytest_cudagraph.monitor.timed_call import CallSink, TimedCall
+from pytest_cudagraph.serving.calls.timed_call import CallSink, TimedCall
 
 StartCall = Callable[[tuple[Any, ...], dict[str, Any]], TimedCall]
 """Makes the timed call for the arguments of one call."""

@@ -15,9 +15,9 @@ from tests.fake_clock import FakeClock
 
 from pytest_cudagraph import CallMonitor, files
 from pytest_cudagraph.errors import CudagraphError, InputError
-from pytest_cudagraph.monitor import ResourceSpread
+from pytest_cudagraph.serving.calls import ResourceSpread
 
-DOCS = (Path(__file__).parents[3] / "docs" / "monitor.md").read_text(encoding="utf-8")
+DOCS = (Path(__file__).parents[4] / "docs" / "monitor.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture
