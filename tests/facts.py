@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pytest_cudagraph.baseline import history
+from pytest_cudagraph.baseline import session_of_arm
 from pytest_cudagraph.values import (
     Agreement,
     BatchReport,
@@ -216,8 +216,13 @@ def saved(name: str = "tests/test_a.py::test_a", batch_size: int = 8, **rest) ->
         "device": H200,
         "saved_at": SAVED_AT,
     }
-    entry = SavedBatch(name=name, batch_size=batch_size, **facts | rest)
-    return replace(entry, sessions=history(entry))
+    facts |= rest
+    facts.setdefault("sessions", (one_session(facts["replay"], facts["device"], facts["saved_at"]),))
+    return SavedBatch(name=name, batch_size=batch_size, **facts)
+
+
+def one_session(replay: Latency, device: DeviceInfo, saved_at: str) -> Session:
+    return session_of_arm(replay, None, device.software, date=saved_at[:10])
 
 
 def sessions(*medians_us: float, reference_us: float | None = None, device: DeviceInfo = H200) -> tuple[Session, ...]:

@@ -12,6 +12,7 @@ import torch
 from pytest_cudagraph import environment
 from pytest_cudagraph.environment import start_nvml, stop_nvml
 from pytest_cudagraph.errors import DeviceUnavailable
+from pytest_cudagraph.foreign import first_line_of
 from pytest_cudagraph.units import plural
 from pytest_cudagraph.values import DeviceInfo, Kind, is_emulated
 
@@ -223,4 +224,4 @@ def nvml_handle(nvml: Any, gpu: Any) -> Any:
 
 
 def _first_line(*texts: object) -> str:
-    return next((line for text in texts for line in str(text).strip().splitlines()), "").partition(" (Triggered")[0]
+    return first_line_of("\n".join(map(str, texts))).partition(" (Triggered")[0]

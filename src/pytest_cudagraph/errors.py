@@ -41,7 +41,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pytest_cudagraph.foreign import message_of, printable_lines
+from pytest_cudagraph.foreign import first_line_of, message_of, printable_lines
 
 if TYPE_CHECKING:
     from pytest_cudagraph.values import GraphReport, Site
@@ -205,11 +205,10 @@ def first_line(exc: BaseException) -> str:
     inner = exc
     while isinstance(getattr(inner, "inner_exception", None), BaseException):
         inner = inner.inner_exception  # type: ignore[attr-defined]
-    lines = [line.strip() for line in message_of(inner).splitlines() if line.strip()]
-    name = type(inner).__name__
-    if not lines:
+    line, name = first_line_of(message_of(inner)), type(inner).__name__
+    if not line:
         return name
-    return lines[0] if lines[0].startswith(name) else f"{name}: {lines[0]}"
+    return line if line.startswith(name) else f"{name}: {line}"
 
 
 for _public in (

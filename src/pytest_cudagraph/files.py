@@ -6,11 +6,13 @@ import contextlib
 import errno
 import glob
 import hashlib
+import json
 import os
 import secrets
 import stat
 import sys
 from pathlib import Path
+from typing import Any
 
 _ENCODING_ERRORS = "backslashreplace"
 """A lone surrogate becomes ``\\udc80``, which JSON reads back as the same character. UTF-8 has no code for it."""
@@ -25,6 +27,19 @@ def read_text(path: Path) -> str:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(errno.EINVAL, "only a regular file is read", str(path))
         return file.read()
+
+
+def read_json(path: Path) -> Any:
+    """The value of a JSON file. Raises :class:`OSError`, and :class:`ValueError` for what is no JSON."""
+    return parse_json(read_text(path))
+
+
+def parse_json(text: str) -> Any:
+    """The value of a JSON text. Raises :class:`ValueError`, also for brackets that are nested too deeply."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
 
 
 def _open_at_once(path: str, flags: int) -> int:

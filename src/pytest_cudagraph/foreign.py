@@ -47,6 +47,11 @@ def without_credentials(text: str, url: str | None = None) -> str:
     return text
 
 
+def first_line_of(text: str) -> str:
+    """The first line that is not blank. Empty without one."""
+    return next((line.strip() for line in text.splitlines() if line.strip()), "")
+
+
 def message_of(error: BaseException) -> str:
     """``str(error)``. Empty if the error's own ``__str__`` raises."""
     try:

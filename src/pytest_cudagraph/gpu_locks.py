@@ -16,6 +16,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from pytest_cudagraph.environment import start_nvml, stop_nvml
+from pytest_cudagraph.units import first_of
 from pytest_cudagraph.values import GraphReport
 
 _POLL_S = 1.0
@@ -57,8 +58,7 @@ def measured_on(reports: Iterable[GraphReport]) -> list[str]:
     names: dict[str, list[str]] = {}
     for report in sorted(reports, key=lambda each: each.gpu):
         names.setdefault(report.gpu, []).append(report.name)
-    more = {gpu: f" and {len(found) - _NAMED} more" if found[_NAMED:] else "" for gpu, found in names.items()}
-    return [f"{short(gpu)} measured {', '.join(found[:_NAMED])}{more[gpu]}" for gpu, found in names.items() if gpu]
+    return [f"{short(gpu)} measured {first_of(measured, _NAMED)}" for gpu, measured in names.items() if gpu]
 
 
 def visible_gpus() -> list[VisibleGpu]:

@@ -160,7 +160,7 @@ def _comparison(old: SavedBatch | None, new: SavedBatch | None, max_slowdown: fl
         return "new"
     if old.device.hardware_changes(new.device):
         return "not-comparable"
-    now = baseline.history(new)[-1]
+    now = new.sessions[-1]
     figures = [each.comparison(max_slowdown) for each in baseline.figure_changes(old, now).values()]
     return "slower" if "slower" in figures else baseline.change(old, now).comparison(max_slowdown)
 
@@ -230,7 +230,7 @@ def _is_wanted(entry: SavedBatch, saved: SavedBatch | None, update: Update) -> b
         return True
     if update == "new":
         return False
-    is_full = len(baseline.history(saved)) >= baseline.KEPT
+    is_full = len(saved.sessions) >= baseline.KEPT
     # With a full history, one more equal session would only lengthen the diff.
     return not is_full or _replaces(entry, saved, update) or baseline.arms_moved(saved, entry)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 NS_PER_S = 1_000_000_000
 NS_PER_MS = 1_000_000
 
@@ -56,8 +58,17 @@ def to_seconds(nanoseconds: float) -> float:
 
 
 def to_ns(seconds: float) -> float:
-    """Nanoseconds, from files, options and documents."""
-    return seconds * NS_PER_S
+    """Nanoseconds, from files, options and documents. Raises :class:`ValueError` or :class:`TypeError` for no number.
+
+    A text times 10**9 would take all memory.
+    """
+    return float(seconds) * NS_PER_S
+
+
+def first_of(names: Sequence[str], most: int) -> str:
+    """``a, b and 3 more``: the first ``most`` names, and how many there are beside them."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def plural(count: int, noun: str) -> str:

@@ -270,7 +270,7 @@ def test_report_calls_a_cpu_one(said, workplace):
 
 
 @pytest.mark.parametrize("command", [["report"], ["baseline", "show"], ["compare", "run.json"]])
-@pytest.mark.parametrize("text", ["{", "[]", '{"schema": 7}', '{"benchmarks": [1]}', "\x00"])
+@pytest.mark.parametrize("text", ["{", "[]", '{"schema": 7}', '{"benchmarks": [1]}', "\x00", "[" * 100_000])
 def test_bad_files_are_one_line_and_exit_4(said, workplace, command, text):
     (workplace / "run.json").write_text(text)
     code, out, err = said(*command, "run.json")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_cudagraph import errors
-from pytest_cudagraph.foreign import printable, printable_lines
+from pytest_cudagraph.foreign import first_line_of, printable, printable_lines
 
 
 @pytest.mark.parametrize(
@@ -29,3 +29,8 @@ def test_lines_stay_lines():
 @pytest.mark.parametrize("kind", [errors.InputError, errors.SpeedupTooLow, errors.CaptureRefusal])
 def test_every_error_of_this_package_is_printable(kind):
     assert str(kind("\x1b]0;title\x07 \ud800\nsecond line")) == "?]0;title? ?\nsecond line"
+
+
+def test_the_first_line_is_the_first_that_says_something():
+    assert first_line_of("\n  one  \ntwo") == "one"
+    assert first_line_of(" \n") == ""

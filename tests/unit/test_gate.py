@@ -7,7 +7,7 @@ import pytest
 from tests import facts
 
 from pytest_cudagraph import gate
-from pytest_cudagraph.baseline import figure_changes, history, latency_change, session_of
+from pytest_cudagraph.baseline import figure_changes, latency_change, session_of
 from pytest_cudagraph.errors import CaptureRefusal, CudagraphError
 from pytest_cudagraph.gate import judge_agreement, judge_capture, refused
 from pytest_cudagraph.values import (
@@ -73,11 +73,12 @@ def timed(low: float, estimate: float, high: float, decision: str, *, target: fl
 
 
 def saved(eager_us=151.2, replay_us=112.4, *, device=H200, kernels=46, names=None, replay=None) -> SavedBatch:
+    saved_at, replay = "2026-11-01T00:00:00Z", replay or latency(replay_us)
     return SavedBatch(
-        name="test_mlp", batch_size=8, eager=latency(eager_us), replay=replay or latency(replay_us), compiled=None,
+        name="test_mlp", batch_size=8, eager=latency(eager_us), replay=replay, compiled=None,
         speedup=Interval(estimate=1.35, low=1.33, high=1.37), kernels=kernels,
         kernel_names={"aten.mul": 16, "aten.add": 30} if names is None else names, device=device,
-        saved_at="2026-11-01T00:00:00Z",
+        saved_at=saved_at, sessions=(facts.one_session(replay, device, saved_at),),
     )  # fmt: skip
 
 
@@ -330,7 +331,7 @@ BASELINES = {
 
 def figures(entry, *, unrest_log=0.0, **rest):
     """Judge three figures: one as fast, one in doubt, one slower."""
-    found = facts.with_figures(replace(entry, sessions=history(entry)), itl=60.0, time_per_token=50.0, ttft=900.0)
+    found = facts.with_figures(entry, itl=60.0, time_per_token=50.0, ttft=900.0)
     now = {"itl": latency(60.2), "time_per_token": latency(56.0), "ttft": latency(1200.0)}
     batch = measured(PASSED, baseline=found, device=H200, **rest)
     changes = figure_changes(found, replace(session_of(PASSED, H200, figures=now), unrest_log=unrest_log))

@@ -53,3 +53,14 @@ def test_seconds_and_nanoseconds_are_inverse():
 )
 def test_plurals(count, noun, text):
     assert units.plural(count, noun) == text
+
+
+@pytest.mark.parametrize("value", ["1" + "x" * 100, [1.0], None])
+def test_seconds_that_are_no_number_are_refused(value):
+    with pytest.raises((TypeError, ValueError)):
+        units.to_ns(value)
+
+
+def test_the_first_names_and_how_many_more():
+    assert units.first_of(["a", "b", "c"], 3) == "a, b, c"
+    assert units.first_of(["a", "b", "c"], 2) == "a, b and 1 more"

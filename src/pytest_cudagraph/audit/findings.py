@@ -10,6 +10,7 @@ from dataclasses import replace
 from pytest_cudagraph.audit.rule_checks import CHECKED_ON_A_CPU, NUMBER_TAKERS
 from pytest_cudagraph.audit.trace import TORCHS, ProbeResults, Trace, differences
 from pytest_cudagraph.hazards import CATALOGUE, HIDDEN_WRITE_TEXT, RawFinding
+from pytest_cudagraph.units import first_of
 from pytest_cudagraph.values import Finding, Site
 
 _LOUD_CAUSES = frozenset({"host-sync", "dynamic-shape", "host-data"})
@@ -110,7 +111,7 @@ def _on_other_inputs(seen: ProbeResults) -> list[RawFinding]:
 def _rebound(seen: ProbeResults, raw: list[RawFinding]) -> Iterator[RawFinding]:
     names = [name for name in seen.changes.rebound if name in seen.registered]
     if names and not _has(raw, "rebinds-state"):
-        text = f"{_listed(names)} at another address"
+        text = f"{first_of(names, 3)} at another address"
         maker = seen.first.makers.get(names[0])
         yield maker.finding("rebinds-state", text) if maker else RawFinding(id="rebinds-state", text=text)
 
@@ -122,7 +123,7 @@ def _written_by_the_host(seen: ProbeResults) -> Iterator[RawFinding]:
     # Custom operators and tensor subclasses may write without a mark in the schema. A replay repeats such a write.
     is_opaque = bool(trace.subclasses) or any(op.refused and op.refused.id == "unknown-op" for op in trace.operations)
     if names and not is_opaque:
-        text = HIDDEN_WRITE_TEXT.format(name=_listed(names))
+        text = HIDDEN_WRITE_TEXT.format(name=first_of(names, 3))
         memory = {seen.storages.get(name) for name in names}
         reads = (op for op in trace.operations if any(outside.storage in memory for outside in op.reads))
         reader = next(reads, None)
@@ -179,7 +180,7 @@ def _python_changes(seen: ProbeResults) -> Iterator[RawFinding]:
     tensors += [f"{name}: a new tensor" for name in changes.added] + [f"{name}: gone" for name in changes.removed]
     found = [*changes.python, *tensors, *(f"training of {flag}" for flag in changes.training)]
     if found:
-        yield RawFinding(id="stateful-python", level="note", text=_listed(found))
+        yield RawFinding(id="stateful-python", level="note", text=first_of(found, 3))
 
 
 def _foreign_reads(seen: ProbeResults, raw: list[RawFinding]) -> Iterator[RawFinding]:
@@ -193,11 +194,6 @@ def _foreign_reads(seen: ProbeResults, raw: list[RawFinding]) -> Iterator[RawFin
 
 def _has(raw: list[RawFinding], *ids: str) -> bool:
     return any(each.id in ids for each in raw)
-
-
-def _listed(names: list[str]) -> str:
-    shown = ", ".join(names[:3])
-    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
 
 
 def _folded(raw: list[RawFinding]) -> tuple[Finding, ...]:

@@ -16,6 +16,7 @@ from pytest_cudagraph.audit.python_watch import PythonWatch
 from pytest_cudagraph.audit.rule_checks import OwnRules
 from pytest_cudagraph.audit.trace import Generators, ProbeResults, Trace, differences
 from pytest_cudagraph.backends.capture_mode import claims_capture, replaced, storage_key
+from pytest_cudagraph.errors import first_line
 from pytest_cudagraph.inputs import Example
 from pytest_cudagraph.inputs.new_values import Like
 from pytest_cudagraph.protocols import Backend, Model
@@ -180,8 +181,7 @@ class _ProbeRuns:
             return run()
         # The model may refuse other inputs or another mode, which only the audit uses. That is no error.
         except Exception as error:
-            first_line = (str(error).splitlines() or [""])[0]
-            self.seen.not_judged.append(f"{what}, which raised {type(error).__name__}: {first_line}")
+            self.seen.not_judged.append(f"{what}, which raised {first_line(error)}")
             return None
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from pytest_cudagraph.child_process import end_with_parent
+from pytest_cudagraph.foreign import first_line_of
 from pytest_cudagraph.settings.marks import uses_plugin
 
 
@@ -91,18 +92,14 @@ def _names(path: Path, names: str, item: pytest.Item) -> bool:
 
 def _skip_text(report: pytest.TestReport | pytest.CollectReport) -> str:
     if isinstance(report.longrepr, tuple):
-        return _first_line(report.longrepr[2].removeprefix("Skipped: "))
-    return _first_line(getattr(report, "wasxfail", ""))
+        return first_line_of(report.longrepr[2].removeprefix("Skipped: "))
+    return first_line_of(getattr(report, "wasxfail", ""))
 
 
 def _error_text(report: pytest.TestReport) -> str:
     """``FileNotFoundError: ...``, or the first line of an error that pytest formats itself."""
     crash = getattr(report.longrepr, "reprcrash", None)
     if crash is not None:
-        return _first_line(crash.message)
+        return first_line_of(crash.message)
     lines = [line.removeprefix("E").strip() for line in report.longreprtext.splitlines() if line.startswith("E ")]
-    return _first_line("\n".join(lines) or report.longreprtext)
-
-
-def _first_line(text: str) -> str:
-    return next((line.strip() for line in text.splitlines() if line.strip()), "")
+    return first_line_of("\n".join(lines) or report.longreprtext)

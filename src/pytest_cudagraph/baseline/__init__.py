@@ -11,7 +11,6 @@ from pytest_cudagraph.baseline.history import (
     change_of_sessions,
     continued,
     figure_changes,
-    history,
     is_continued,
     latency_change,
     moved_figures,

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from pytest_cudagraph.baseline.history import change_of_sessions, history, session_of_arm
+from pytest_cudagraph.baseline.history import change_of_sessions, session_of_arm
 from pytest_cudagraph.baseline.names import Key
 from pytest_cudagraph.values import Latency, LatencyChange, SavedBatch, Session
 
@@ -88,7 +88,7 @@ def _replays(saved: Sequence[SavedBatch]) -> list[list[Session]]:
     for before, entry in zip((None, *saved), saved, strict=False):
         if before is None or before.device.hardware_changes(entry.device):
             machines.append([])
-        new = [each for each in history(entry) if each not in seen]
+        new = [each for each in entry.sessions if each not in seen]
         seen.update(new)
         machines[-1] += new
     # Branches that were merged interleave. Sessions of a day keep their order.
@@ -109,7 +109,7 @@ def _arm(saved: Sequence[SavedBatch], side: str) -> list[list[Session]]:
 
 def _session_of(arm: Latency, entry: SavedBatch) -> Session:
     """With commit and reference of the session that was saved with the latency."""
-    sessions = history(entry)
+    sessions = entry.sessions
     own = next((each for each in reversed(sessions) if each.date == entry.saved_at[:10]), sessions[-1])
     found = session_of_arm(arm, None, own.software, date=own.date, commit=own.commit)
     return replace(found, reference_q25_ns=own.reference_q25_ns, reference_median_ns=own.reference_median_ns)
@@ -141,4 +141,4 @@ def _kernel_changes(saved: Sequence[SavedBatch]) -> Iterable[KernelChange]:
     for before, after in pairwise(saved):
         if before.kernels is not None and after.kernels is not None and before.kernels != after.kernels:
             # All sessions of an entry have its kernels.
-            yield KernelChange(after=history(after)[0], kernels=(before.kernels, after.kernels))
+            yield KernelChange(after=after.sessions[0], kernels=(before.kernels, after.kernels))

@@ -12,6 +12,8 @@ from pytest_cudagraph.values import DeviceInfo
 _NUMBERS = (float, int)
 _LEAST, _MOST = 1e-30, 1e15
 """Of seconds and ratios: beyond any that was measured, and quotients of them still have a logarithm."""
+_MOST_LOG = 30.0
+"""Of the logarithm of a ratio: a factor of 10**13. The exponential of a larger one may be no number."""
 
 
 def number(found: Mapping[str, Any], key: str) -> float:
@@ -20,6 +22,14 @@ def number(found: Mapping[str, Any], key: str) -> float:
     if type(value) not in _NUMBERS or not _LEAST < value < _MOST:
         raise _error(key, "a positive number", value)
     return float(value)
+
+
+def log_ratio(found: Mapping[str, Any], key: str) -> float:
+    """The logarithm of a ratio above 1 that a machine can have."""
+    value = number(found, key)
+    if value > _MOST_LOG:
+        raise _error(key, f"at most {_MOST_LOG:g}", value)
+    return value
 
 
 def nanoseconds(found: Mapping[str, Any], key: str) -> float:

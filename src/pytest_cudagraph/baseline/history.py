@@ -123,7 +123,7 @@ def latency_change(saved: SavedBatch | NoBaseline, timing: Timing, device: Devic
 
 def change(saved: SavedBatch, now: Session) -> LatencyChange:
     """Compare a session with those of ``saved``. See :func:`change_of_sessions`."""
-    return change_of_sessions(history(saved), now)
+    return change_of_sessions(saved.sessions, now)
 
 
 def change_of_sessions(sessions: Sequence[Session], now: Session) -> LatencyChange:
@@ -149,7 +149,7 @@ def figure_changes(saved: SavedBatch, now: Session) -> dict[str, LatencyChange]:
     """Compare each figure of a session with those of ``saved`` that have it, as :func:`change` compares the replay."""
     found = {}
     for name in now.figures:
-        sessions = tuple(_as_replay(each, name) for each in history(saved) if name in each.figures)
+        sessions = tuple(_as_replay(each, name) for each in saved.sessions if name in each.figures)
         if sessions:
             found[name] = change(replace(saved, sessions=sessions), _as_replay(now, name))
     return found
@@ -216,21 +216,6 @@ def _spread(logs: Sequence[float]) -> tuple[float, float]:
     return max(LEAST_SPREAD, math.sqrt(sum((each - mean) ** 2 for each in logs) / freedom)), _T_QUANTILES[freedom]
 
 
-def history(saved: SavedBatch) -> tuple[Session, ...]:
-    """The sessions of an entry. An entry of an older file is one session."""
-    if saved.sessions:
-        return saved.sessions
-    return (
-        Session(
-            date=saved.saved_at[:10],
-            commit="",
-            software=saved.device.software,
-            q25_ns=saved.replay.q25_ns,
-            median_ns=saved.replay.median_ns,
-        ),
-    )
-
-
 def is_continued(saved: SavedBatch, new: SavedBatch) -> bool:
     """Whether ``new`` has the kernels, software, hardware and speed of ``saved``.
 
@@ -243,7 +228,7 @@ def is_continued(saved: SavedBatch, new: SavedBatch) -> bool:
         return False
     if (saved.compiled is None) != (new.compiled is None):
         return False
-    return _is_within(change(saved, history(new)[-1]))
+    return _is_within(change(saved, new.sessions[-1]))
 
 
 def _is_within(found: LatencyChange) -> bool:
@@ -252,7 +237,7 @@ def _is_within(found: LatencyChange) -> bool:
 
 def moved_figures(saved: SavedBatch, new: SavedBatch) -> dict[str, LatencyChange]:
     """The figures of generations that are not those of unchanged code. Their history begins anew."""
-    changes = figure_changes(saved, history(new)[-1])
+    changes = figure_changes(saved, new.sessions[-1])
     return {name: each for name, each in changes.items() if not _is_within(each)}
 
 
@@ -263,7 +248,7 @@ def continued(saved: SavedBatch, new: SavedBatch) -> SavedBatch:
     """
     if not is_continued(saved, new):
         return new
-    sessions = (*_without_moved(saved, new), *history(new))[-KEPT:]
+    sessions = (*_without_moved(saved, new), *new.sessions)[-KEPT:]
     return replace(new if arms_moved(saved, new) else saved, sessions=sessions)
 
 
@@ -272,13 +257,13 @@ def _without_moved(saved: SavedBatch, new: SavedBatch) -> list[Session]:
     moved = moved_figures(saved, new)
     return [
         replace(each, figures={name: figure for name, figure in each.figures.items() if name not in moved})
-        for each in history(saved)
+        for each in saved.sessions
     ]
 
 
 def by_age(one: SavedBatch, other: SavedBatch) -> tuple[SavedBatch, SavedBatch]:
     """The older entry and the newer: by the day of the last session, then by ``saved_at``, then ``other``."""
-    older, newer = sorted((one, other), key=lambda entry: (history(entry)[-1].date, entry.saved_at))
+    older, newer = sorted((one, other), key=lambda entry: (entry.sessions[-1].date, entry.saved_at))
     return older, newer
 
 
@@ -287,7 +272,7 @@ def joined(older: SavedBatch, newer: SavedBatch) -> SavedBatch:
     if not is_continued(older, newer):
         return newer
     # A session that both files hold is one session.
-    sessions = dict.fromkeys((*_without_moved(older, newer), *history(newer)))
+    sessions = dict.fromkeys((*_without_moved(older, newer), *newer.sessions))
     return replace(newer, sessions=tuple(sorted(sessions, key=lambda each: each.date)[-KEPT:]))
 
 

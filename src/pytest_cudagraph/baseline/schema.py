@@ -6,19 +6,19 @@ One record per name, batch size and arm. What pytest-benchmark has no place for 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from pytest_cudagraph.baseline import fields
-from pytest_cudagraph.baseline.history import history
 from pytest_cudagraph.baseline.names import Key
 from pytest_cudagraph.errors import BaselineError
+from pytest_cudagraph.files import parse_json
+from pytest_cudagraph.foreign import value_text
 from pytest_cudagraph.values import Interval, Latency, SavedBatch, SavedFigure, Session
 
 SCHEMA = 2
-"""Raised whenever an older release could misread what is written. Schema 1 knew no sessions; it is read as one."""
+"""Raised whenever an older release could misread what is written. No other schema is read."""
 
 _ARMS = ("eager", "compiled", "replay")
 
@@ -49,7 +49,7 @@ def parse(text: str, origin: str) -> Content:
 
 def _document(text: str, origin: str) -> Mapping[str, Any]:
     try:
-        document = json.loads(text)
+        document = parse_json(text)
     except ValueError as exc:
         remedy = "restore it, or remove it and save anew with --cudagraph-update"
         if "<<<<<<<" in text:
@@ -77,10 +77,9 @@ def _sort_in(arms: dict[Key, dict[str, Mapping[str, Any]]], record: Any, origin:
         schema = fields.whole(ours, "schema", least=1)
     except (KeyError, TypeError, ValueError) as exc:
         raise BaselineError(f"{origin} was not written by pytest-cudagraph: keep it elsewhere") from exc
-    if schema > SCHEMA:
-        raise BaselineError(
-            f"{origin} has schema {schema}, this pytest-cudagraph reads up to {SCHEMA}: upgrade pytest-cudagraph"
-        )
+    if schema != SCHEMA:
+        remedy = "upgrade pytest-cudagraph" if schema > SCHEMA else "save it anew with --cudagraph-update"
+        raise BaselineError(f"{origin} has schema {schema}, this pytest-cudagraph reads schema {SCHEMA}: {remedy}")
     try:
         key, arm = (fields.text(ours, "name"), fields.whole(ours, "batch_size", least=1)), _ARMS.index(ours["arm"])
     except (KeyError, ValueError) as exc:
@@ -108,7 +107,7 @@ def _place(key: Key, origin: str) -> str:
 def _built(name: str, batch_size: int, arms: Mapping[str, Mapping[str, Any]]) -> SavedBatch:
     ours = arms["replay"]["extra_info"]["cudagraph"]
     speedup = fields.mapping(ours, "speedup")
-    entry = SavedBatch(
+    return SavedBatch(
         name=name,
         batch_size=batch_size,
         eager=_latency(arms["eager"]),
@@ -119,13 +118,18 @@ def _built(name: str, batch_size: int, arms: Mapping[str, Mapping[str, Any]]) ->
         kernel_names=_counts(fields.mapping(ours, "kernel_names")),
         device=fields.device(fields.mapping(ours, "device")),
         saved_at=fields.text(ours, "saved_at"),
-        sessions=tuple(_session(each) for each in ours.get("sessions", ())),
+        sessions=_sessions(ours["sessions"]),
     )
-    return entry if entry.sessions else replace(entry, sessions=history(entry))
 
 
 def _counts(found: Mapping[str, Any]) -> dict[str, int]:
     return {name: fields.whole(found, name) for name in found}
+
+
+def _sessions(found: Any) -> tuple[Session, ...]:
+    if not isinstance(found, list) or not found:
+        raise ValueError(f"sessions must be a list of at least one session, not {value_text(found)}")
+    return tuple(_session(each) for each in found)
 
 
 def _session(found: Mapping[str, Any]) -> Session:
@@ -155,7 +159,7 @@ def _figure(found: Mapping[str, Any]) -> SavedFigure:
 
 
 def _unrest(found: Mapping[str, Any]) -> float:
-    return fields.number(found, "unrest") if "unrest" in found else 0.0
+    return fields.log_ratio(found, "unrest") if "unrest" in found else 0.0
 
 
 def _latency(record: Mapping[str, Any]) -> Latency:

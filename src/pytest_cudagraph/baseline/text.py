@@ -16,7 +16,6 @@ from json.encoder import encode_basestring
 from typing import Any
 
 from pytest_cudagraph.baseline import fields
-from pytest_cudagraph.baseline.history import history
 from pytest_cudagraph.baseline.names import Key, last_part, parametrized
 from pytest_cudagraph.baseline.schema import SCHEMA, Content
 from pytest_cudagraph.values import DeviceInfo, Latency, SavedBatch, SavedFigure, Session
@@ -148,7 +147,7 @@ def _device_text(device: DeviceInfo) -> str:
 
 def _history_text(entry: SavedBatch) -> str:
     facts = {key: fields.positive_text(getattr(entry.speedup, key), key) for key in ("estimate", "high", "low")}
-    return _HISTORY % {"sessions": ",\n            ".join(map(_session_text, history(entry))), **facts}
+    return _HISTORY % {"sessions": ",\n            ".join(map(_session_text, entry.sessions)), **facts}
 
 
 def _lines(values: Mapping[str, Any]) -> str:

@@ -84,7 +84,7 @@ def _show(arguments: argparse.Namespace) -> CommandOutput:
 
 def _figures(entry: SavedBatch) -> list[str]:
     """``tokens/s 1830, TTFT 772.6 µs, ITL 145.9 µs`` of the last session, below the entry of a generation."""
-    found = baseline.history(entry)[-1].figures
+    found = entry.sessions[-1].figures
     words = [figure_text(name, figure.median_ns) for name, figure in found.items()]
     return [f"  {', '.join(words)}"] if words else []
 

@@ -111,7 +111,7 @@ def _figure_lines(change: record.EntryChange) -> list[str]:
     """``TTFT 1.2 -> 1.8 ms (+50 %)``: each figure of generations that both have."""
     if change.old is None or change.new is None or change.comparison == "not-comparable":
         return []
-    found = baseline.figure_changes(change.old, baseline.history(change.new)[-1])
+    found = baseline.figure_changes(change.old, change.new.sessions[-1])
     words = [
         f"{figure_text(name, each.before_ns)} -> {figure_text(name, each.after_ns).split(' ', 1)[1]}"
         for name, each in found.items()
@@ -123,7 +123,7 @@ def _why_uncertain(change: record.EntryChange, max_slowdown: float) -> list[str]
     """The reason in the words of the gate, which has the same bound."""
     if change.comparison != "uncertain" or change.old is None or change.new is None:
         return []
-    found = baseline.change(change.old, baseline.history(change.new)[-1])
+    found = baseline.change(change.old, change.new.sessions[-1])
     interval = f"{gate.change_interval_text(found)}, {percent_text(max_slowdown)} is allowed"
     return textwrap.wrap(
         f"{interval}; {gate.sessions_text(found)}", MAX_WIDTH, initial_indent="  ", subsequent_indent="    "

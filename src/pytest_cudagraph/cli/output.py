@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -39,7 +38,7 @@ def write_page(path: Path, text: str) -> None:
 def read_document(path: Path) -> tuple[dict[str, Any], list[report.Row]]:
     """A document of ``--cudagraph-json`` and its rows. Raises :class:`~pytest_cudagraph.errors.CudagraphError`."""
     try:
-        found = json.loads(files.read_text(path))
+        found = files.read_json(path)
         return found, report.rows_of_document(found)
     except OSError as exc:
         raise CudagraphError(f"{path}: cannot be read ({exc.strerror})") from exc
@@ -54,7 +53,7 @@ def entries_of(path: AnyPath) -> dict[baseline.Key, SavedBatch]:
     """
     if isinstance(path, Path) and path.is_file():
         with suppress(OSError, ValueError):
-            found = json.loads(files.read_text(path))
+            found = files.read_json(path)
             if isinstance(found, dict) and found.keys() >= {"schema", "tests"}:
                 return _measured(found, path)
     return dict(content_of(path).entries)

@@ -102,7 +102,7 @@ _KERNELS_ARE_EXACT = "; max_new_kernels gates the kernels, whatever the machine 
 def _decision(change: LatencyChange, max_slowdown: float, baseline: SavedBatch) -> str:
     """What would decide: an idle machine where only other work prevents a verdict, else more sessions."""
     at_rest = replace(change, margin_log=change.margin_log - change.unrest_log, apart_log=0.0)
-    if any(each.unrest_log for each in baselines.history(baseline)):
+    if any(each.unrest_log for each in baseline.sessions):
         return (
             "to decide: the baseline was saved on a busy machine: save it again at its commit on an idle machine "
             "(--cudagraph-update=all), then run again"
@@ -210,7 +210,7 @@ def replaced_text(saved: SavedBatch, new: SavedBatch) -> str:
     hardware = saved.device.hardware_changes(new.device)
     if hardware:
         return f"other hardware: {', '.join(hardware)}"
-    change = baselines.change(saved, baselines.history(new)[-1])
+    change = baselines.change(saved, new.sessions[-1])
     kernels = _kernels_text(saved, new)
     alike = {name: getattr(saved, name) for name in ("kernels", "kernel_names", "device", "compiled")}
     has_moved = not baselines.is_continued(saved, replace(new, **alike))

@@ -8,8 +8,14 @@ from types import TracebackType
 from typing import NamedTuple
 
 from pytest_cudagraph import hazards, sources, state
-from pytest_cudagraph.errors import CaptureFailed, CompileFailed, CudagraphError, EagerFailed, GraphTestFailure
-from pytest_cudagraph.foreign import message_of
+from pytest_cudagraph.errors import (
+    CaptureFailed,
+    CompileFailed,
+    CudagraphError,
+    EagerFailed,
+    GraphTestFailure,
+    first_line,
+)
 from pytest_cudagraph.protocols import Model
 from pytest_cudagraph.sources.syntax import assigned_at
 from pytest_cudagraph.values import Agreement, Assigned, Disagreement, GateName, Judgement, Site, Verdict
@@ -85,8 +91,7 @@ def failure_in(stage: str, error: Exception) -> tuple[GraphTestFailure, Judgemen
     if site is None or isinstance(error, CudagraphError) or stage not in _STAGES:
         return None
     failure, gate, verdict, when = _STAGES[stage]
-    raised = ": ".join([type(error).__name__, *message_of(error).splitlines()[:1]])
-    reason = f"the model raised {raised} {when}"
+    reason = f"the model raised {first_line(error)} {when}"
     evidence = (f"at {sources.describe(site)}", "its first call at each batch size went well")
     error.__traceback__ = _from_the_model(error.__traceback__)
     message = "\n  ".join((reason, *evidence))

@@ -11,7 +11,7 @@ import torch
 
 from pytest_cudagraph import inputs, pytree, sources, state
 from pytest_cudagraph.backends.buffers import check_output
-from pytest_cudagraph.errors import EagerFailed, InputError
+from pytest_cudagraph.errors import EagerFailed, InputError, first_line
 from pytest_cudagraph.foreign import message_of, value_text
 from pytest_cudagraph.inputs import Example
 from pytest_cudagraph.inputs.example import map_example, opaque_arguments
@@ -172,7 +172,7 @@ def _call_example(
         failure = EagerFailed(
             "\n  ".join(
                 [
-                    f"batch {batch_size}: eager raised {_error_text(error)}{place}",
+                    f"batch {batch_size}: eager raised {first_line(error)}{place}",
                     *([f"at {sources.describe(site)}"] if site else []),
                     *_circumstances(batch_size, resizing),
                     *_hints(error, is_copy=is_copy),
@@ -194,10 +194,6 @@ def _check_sizes(batch_size: int, example: Example, called: Mapping[str, torch.T
                 f"batch {batch_size}: a graph reads inputs of fixed sizes; the model resizes {name} from "
                 f"{tuple(before.shape)} to {tuple(called[name].shape)}: let it work on a copy ({name}.clone())"
             )
-
-
-def _error_text(error: BaseException) -> str:
-    return ": ".join([type(error).__name__, *message_of(error).splitlines()[:1]])
 
 
 def _circumstances(batch_size: int, resizing: inputs.Resizing | None) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from pytest_cudagraph.baseline import history, latency_change
+from pytest_cudagraph.baseline import latency_change
 from pytest_cudagraph.units import to_seconds
 from pytest_cudagraph.values import (
     BaseComparison,
@@ -93,7 +93,7 @@ def baseline_fields(
         "replay": latency_fields(saved.replay),
         "kernels": saved.kernels,
         "saved_at": saved.saved_at,
-        "sessions": [_session(each) for each in history(saved)],
+        "sessions": [_session(each) for each in saved.sessions],
         "unchanged": None if change is None else _unchanged(change),
     }
 

@@ -82,13 +82,13 @@ def _entries(path: Path, *, must_exist: bool = False) -> list[dict[str, Any]]:
     if not must_exist and not path.exists():
         return []
     try:
-        found = json.loads(files.read_text(path))
+        found = files.read_json(path)
         if not isinstance(found, dict) or found.get("schema") != SCHEMA:
             raise ValueError(f"not a file of schema {SCHEMA}")
         for each in found["tuned"]:
             _check(each)
         return list(found["tuned"])
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(
             f"{path} is no file of TuningReport.save ({type(error).__name__}: {error}); it was left as it is"
         ) from error

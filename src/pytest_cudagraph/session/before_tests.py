@@ -12,6 +12,7 @@ import pytest
 from pytest_cudagraph.base_revision.comparison import Command, compare_revisions
 from pytest_cudagraph.foreign import printable
 from pytest_cudagraph.session.state_keys import BASE, DEVICE_CONTEXTS, OURS, SETTINGS, marks_of
+from pytest_cudagraph.units import first_of
 
 if TYPE_CHECKING:
     from pytest_cudagraph.pipeline import DeviceContext
@@ -63,15 +64,10 @@ def _warn(tests: dict[_Gate, list[str]], device_context: DeviceContext, budget_s
             seen = f"regressions from {percent_text(detectable)} on" if math.isfinite(detectable) else "nothing"
             text = (
                 f"max_slowdown={gate.max_slowdown:g} is finer than what this machine can tell: {seen} within "
-                f"{gate.budget_s:g} s ({itself}); asked for by {_listed(nodeids)}; "
+                f"{gate.budget_s:g} s ({itself}); asked for by {first_of(nodeids, _NAMED)}; "
                 "give a larger one, or see pytest-cudagraph doctor"
             )
             warnings.warn(FineGateWarning(printable(text)), stacklevel=2)
-
-
-def _listed(nodeids: list[str]) -> str:
-    more = f" and {len(nodeids) - _NAMED} more" if nodeids[_NAMED:] else ""
-    return ", ".join(nodeids[:_NAMED]) + more
 
 
 def compare(session: pytest.Session) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from pytest_cudagraph.foreign import first_line_of
 from pytest_cudagraph.session import fleet
 from pytest_cudagraph.session.state_keys import (
     ADDITIONS,
@@ -44,7 +45,7 @@ def _reason_of(report: pytest.TestReport) -> str:
     """The first line of the exception, or why the test was skipped."""
     crash = getattr(report.longrepr, "reprcrash", None)
     text = report.longrepr[2] if isinstance(report.longrepr, tuple) else getattr(crash, "message", "")
-    return str(text or report.longreprtext or report.outcome).splitlines()[0]
+    return first_line_of(str(text or report.longreprtext or report.outcome))
 
 
 def forget(config: pytest.Config, nodeid: str) -> None:

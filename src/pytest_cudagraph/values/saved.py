@@ -58,7 +58,7 @@ class SavedBatch:
     kernel_names: Mapping[str, int]
     device: DeviceInfo
     saved_at: str
-    sessions: tuple[Session, ...] = ()
+    sessions: tuple[Session, ...]
     """The runs with these kernels at this speed, oldest first. The latencies above are of one of them."""
 
 

@@ -85,21 +85,6 @@ def test_a_commit_may_be_called_anything():
     assert parse(text(entries), "a.json").entries == entries
 
 
-def schema_1(document):
-    for record in document["benchmarks"]:
-        found = record["extra_info"]["cudagraph"]
-        found["schema"] = 1
-        found.pop("sessions", None)
-        for key in ("mig", "power_limit_w", "clocks"):
-            found.get("device", {}).pop(key, None)
-
-
-def test_a_file_of_schema_1_is_read_as_one_session():
-    # TWO holds one session each, made of the latencies: just what schema 1 knows.
-    assert parse(edited(schema_1), "a.json").entries == TWO
-    assert '"schema": 1' not in text(parse(edited(schema_1), "a.json").entries)
-
-
 def test_what_was_written_is_read_again():
     content = parse(text(), "a.json")
 
@@ -225,7 +210,19 @@ AGAIN = "restore the file, or remove the records of this entry"
     [
         (
             lambda d: ours(d).update(schema=3),
-            "a.json: record 2 has schema 3, this pytest-cudagraph reads up to 2: upgrade pytest-cudagraph",
+            "a.json: record 2 has schema 3, this pytest-cudagraph reads schema 2: upgrade pytest-cudagraph",
+        ),
+        (
+            lambda d: ours(d).update(schema=1),
+            "a.json: record 2 has schema 1, this pytest-cudagraph reads schema 2: save it anew with --cudagraph-update",
+        ),
+        (
+            lambda d: ours(d)["sessions"][0].update(unrest=1e9),
+            f"{PLACE} is damaged (unrest must be at most 30, not 1000000000.0); {AGAIN}",
+        ),
+        (
+            lambda d: ours(d).update(sessions=[]),
+            f"{PLACE} is damaged (sessions must be a list of at least one session, not []); {AGAIN}",
         ),
         (
             lambda d: ours(d).update(schema="one"),
@@ -367,6 +364,11 @@ def test_what_a_device_need_not_tell_may_be_missing():
     told = edited(lambda document: ours(document)["device"].update(driver=None, mig=None, power_limit_w=None))
 
     assert parse(told, "a.json").entries["tests/test_a.py::test_a", 2].device.driver is None
+
+
+def test_brackets_nested_too_deeply_are_no_json():
+    with pytest.raises(BaselineError, match=r"^a\.json: not valid JSON \(nested too deeply\)"):
+        parse("[" * 100_000, "a.json")
 
 
 def test_a_number_of_thousands_of_digits_is_refused():

@@ -15,7 +15,6 @@ from pytest_cudagraph.baseline import (
     change,
     continued,
     figure_changes,
-    history,
     is_continued,
     moved_figures,
     session_of,
@@ -262,9 +261,3 @@ def test_eager_that_moved_is_shown_with_the_sessions_kept():
 
     assert entry.eager == latency(140.0)
     assert len(entry.sessions) == 6
-
-
-def test_an_entry_without_sessions_has_the_one_it_shows():
-    (session,) = history(replace(saved(), sessions=()))
-
-    assert (session.date, session.median_ns, session.reference_median_ns) == ("2026-11-21", 60_000.0, None)

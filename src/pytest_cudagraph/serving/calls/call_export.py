@@ -119,7 +119,7 @@ def _served(served: Mapping[tuple[str, str], int]) -> list[dict[str, Any]]:
 def read_export(path: Path, epoch_ns: int) -> MonitorState:
     """An exported file. Raises :class:`~pytest_cudagraph.errors.InputError` for one that is none."""
     try:
-        found = json.loads(files.read_text(path))
+        found = files.read_json(path)
         if not isinstance(found, dict) or found.get("schema") != SCHEMA:
             raise ValueError(f"not an export of schema {SCHEMA}")
         return MonitorState(
@@ -130,7 +130,7 @@ def read_export(path: Path, epoch_ns: int) -> MonitorState:
         )
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from error
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise InputError(
             f"{path} is no JSON file of CallMonitor.export ({type(error).__name__}: {error}): export it again"
         ) from error
