@@ -345,6 +345,36 @@ def test_opaque_inputs_are_part_of_the_state(named):
     assert set(live(net, extras=[cache])) == {"weight", "bias", "extras[0].layers[0].keys", "extras[0].layers[1].keys"}
 
 
+class Fraction:
+    __slots__ = ("numerator",)
+
+
+class One(Fraction):
+    __slots__ = ()
+    numerator = 1
+
+
+class Uncounted(tuple):
+    __slots__ = ()
+
+    def __len__(self):
+        raise NotImplementedError
+
+
+def test_attributes_that_hide_a_slot_and_containers_that_cannot_be_counted_are_walked():
+    one, half = One(), Fraction()
+    half.numerator = 2
+    model = nn.Linear(2, 2)
+    model.held = Uncounted((one, half, [1]))
+    snapshot = Snapshot.take(model)
+    half.numerator = 3
+    model.held[2].append(2)
+    assert snapshot.changes().python == ("held[1].numerator: 2 -> 3", "len(held[2]): 1 -> 2")
+    snapshot.restore()
+    assert (half.numerator, model.held[2], one.numerator) == (2, [1], 1)
+    assert not snapshot.changes()
+
+
 def test_slots_deques_and_ordered_dicts_are_put_back():
     net = nn.Module()
     net.slotted, net.recent, net.ordered = Slotted(), deque([torch.zeros(1)], maxlen=2), OrderedDict(a=1, b=2)

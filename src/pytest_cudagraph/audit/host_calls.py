@@ -13,8 +13,16 @@ from typing import Any
 import torch
 from torch import nn
 
+from pytest_cudagraph import state
 from pytest_cudagraph.audit.trace import Trace
-from pytest_cudagraph.backends.capture_mode import RefusedCall, Replacement, moves_to_host, refused_calls, replaced
+from pytest_cudagraph.backends.capture_mode import (
+    RefusedCall,
+    Replacement,
+    moves_to_host,
+    refused_calls,
+    replaced,
+    sends_number,
+)
 from pytest_cudagraph.backends.placement import Placement
 from pytest_cudagraph.hazards import UNPINNED_COPY_TEXT, RawFinding
 from pytest_cudagraph.sources import origin_of, user_site, user_sites
@@ -65,8 +73,6 @@ class HostCallWatch:
             yield self._around(call.owner, call.name, call.label, functools.partial(self._refused, call))
         yield self._around(torch.Tensor, "data_ptr", "Tensor.data_ptr", self._address)
         yield self._around(torch.Tensor, "new_tensor", "Tensor.new_tensor", self._new_tensor)
-        yield self._around(torch, "tensor", "torch.tensor", self._number_on_device)
-        yield self._around(torch, "as_tensor", "torch.as_tensor", self._number_on_device)
         yield self._around(nn.Module, "__setattr__", "assignment", _assignment)
         yield torch.Tensor, "data", self._data_property
         yield torch.Tensor, "is_cuda", self._is_cuda_property
@@ -101,7 +107,7 @@ class HostCallWatch:
 
     def _data_property(self, original: Any) -> property:
         def assign(tensor: torch.Tensor, value: torch.Tensor) -> None:
-            if self._is_listening():
+            if self._is_listening() and not _is_same_memory(tensor, value):
                 self._note("Tensor.data", RawFinding(id="rebinds-state", text="another tensor takes its place"))
             original.__set__(tensor, value)
 
@@ -130,6 +136,8 @@ class HostCallWatch:
     def _refused(self, call: RefusedCall, *args: Any, **kwargs: Any) -> RawFinding | None:
         if call.name == "to" and not moves_to_host(args, kwargs, by_name=self.placement is not None):
             return None
+        if call.hazard == "host-data" and not sends_number(*args, **kwargs, by_name=self.placement is not None):
+            return None
         found = RawFinding(id=call.hazard, text=call.text)
         if call.is_legal_on_host and call.hazard == "host-sync":
             return self._read(args[0] if args else None, found)
@@ -137,15 +145,6 @@ class HostCallWatch:
 
     def _new_tensor(self, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> RawFinding | None:
         return self._read(tensor, _UPLOAD)
-
-    def _number_on_device(self, source: Any = None, *args: Any, **kwargs: Any) -> RawFinding | None:
-        # Without a device a number stays on the host, and CUDA takes it by value. With the device of a tensor torch
-        # copies it there. The dispatcher shows lists and arrays in both cases, and on a CPU also numbers.
-        device = kwargs.get("device")
-        is_empty = isinstance(source, list | tuple) and not source
-        if self.placement is not None or not isinstance(device, torch.device) or isinstance(source, torch.Tensor):
-            return None
-        return None if is_empty or device.type == "cpu" else _UPLOAD
 
     def _address(self, *args: Any, **kwargs: Any) -> RawFinding | None:
         # torch compares addresses in its own code (RNN weights). Only a line of the user can branch on one.
@@ -160,5 +159,13 @@ class HostCallWatch:
 
 def _assignment(module: nn.Module, name: str, value: Any) -> RawFinding | None:
     held = {**module.__dict__.get("_parameters", {}), **module.__dict__.get("_buffers", {})}
-    is_rebound = isinstance(held.get(name), torch.Tensor) and value is not held[name]
+    is_rebound = isinstance(held.get(name), torch.Tensor) and not _is_same_memory(held[name], value)
     return RawFinding(id="rebinds-state", text=f"{name} becomes another tensor") if is_rebound else None
+
+
+def _is_same_memory(tensor: torch.Tensor, value: Any) -> bool:
+    """Whether an assignment changes nothing for a graph, as that of ``Module.to`` on the device where it is."""
+    if value is tensor or not isinstance(value, torch.Tensor):
+        return value is tensor
+    both = (tensor, value)
+    return all(map(state.is_addressable, both)) and state.layout_of(tensor) == state.layout_of(value)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -16,6 +17,7 @@ from pytest_cudagraph.audit.python_watch import PythonWatch
 from pytest_cudagraph.audit.rule_checks import OwnRules
 from pytest_cudagraph.audit.trace import Generators, ProbeResults, Trace, differences
 from pytest_cudagraph.backends.capture_mode import claims_capture, replaced, storage_key
+from pytest_cudagraph.backends.device_asserts import TrapGuard
 from pytest_cudagraph.errors import first_line
 from pytest_cudagraph.inputs import Example
 from pytest_cudagraph.inputs.new_values import Like
@@ -94,8 +96,8 @@ class _ProbeRuns:
             what = f"the branch on is_cuda at {branches[0]}"
             elsewhere["on a GPU"] = self._anew(what, lambda: judge(example, self.held, as_on_gpu=True))
         if not is_explained(self.seen):
-            for seed, (kind, name) in enumerate(_OTHER_INPUTS.items(), start=_OTHER_SEED):
-                self._on_other_inputs(name, inputs.fresh(example, seed, like=kind))
+            for name, other in _other_inputs(example):
+                self._on_other_inputs(name, other)
         if another is not None:  # last, because it may make a cache for its size
             elsewhere["another batch size"] = self._at_another_size(another)
         self.seen.elsewhere = {where: found for where, found in elsewhere.items() if found is not None}
@@ -146,14 +148,19 @@ class _ProbeRuns:
         # The first call at a size may make a cache from data of the host. The capture comes after it.
         return self._next(what, lambda: self.probe.judge(another, self.probe.held())) or found
 
-    def _on_other_inputs(self, name: str, given: Example) -> None:
+    def _on_other_inputs(self, name: str, other: Example) -> None:
         what = f"the call on {name} inputs"
-        is_like = self._anew(what, lambda: self.probe.is_like(self.seen.first, given, self.held))
+        is_like = self._anew(what, lambda: self._guarded(lambda: self.probe.is_like(self.seen.first, other, self.held)))
         # A whole record costs twice as much as a comparison.
         if is_like is False:
-            found = self._anew(what, lambda: self.probe.record(given, self.held))
+            found = self._anew(what, lambda: self._guarded(lambda: self.probe.record(other, self.held)))
             if found is not None:
                 self.seen.others[name] = found
+
+    def _guarded(self, run: Callable[[], _T]) -> _T:
+        """Run on inputs that the user did not give. On a GPU, raise before an operation that would end its work."""
+        with TrapGuard() if self.probe.backend.kind == "cuda" else nullcontext():
+            return run()
 
     def _next(self, what: str, run: Callable[[], _T]) -> _T | None:
         """Run from the host's state after the last call. The values on the device may be those of the first call."""
@@ -183,6 +190,13 @@ class _ProbeRuns:
         except Exception as error:
             self.seen.not_judged.append(f"{what}, which raised {first_line(error)}")
             return None
+
+
+def _other_inputs(example: Example) -> Iterator[tuple[str, Example]]:
+    """Other inputs of the same form, by name. Those that the user draws, where there are such."""
+    kinds: Mapping[Like, str] = _OTHER_INPUTS if example.drawing is None else {"random": "other drawn"}
+    for seed, (kind, name) in enumerate(kinds.items(), start=_OTHER_SEED):
+        yield name, inputs.fresh(example, seed, like=kind)
 
 
 def _registered(model: Model, held: dict[str, torch.Tensor]) -> frozenset[str]:

@@ -12,8 +12,9 @@ from typing import Any, NamedTuple, TypeVar, cast
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pytest_cudagraph.hazards import CAPTURE_UNSUPPORTED, RNG_STATE_TEXT
+from pytest_cudagraph.hazards import CAPTURE_UNSUPPORTED, RNG_STATE_TEXT, UNPINNED_COPY_TEXT
 from pytest_cudagraph.sources import user_frame
+from pytest_cudagraph.sources.device_arguments import asked_device
 from pytest_cudagraph.sources.syntax import is_host, names_host
 
 
@@ -88,10 +89,15 @@ class RefusedCall(NamedTuple):
 
 
 def refused_calls() -> Iterator[RefusedCall]:
-    """The functions that this version of torch has. ``Tensor.to`` is refused only for :func:`moves_to_host`."""
+    """The functions that this version of torch has.
+
+    ``Tensor.to`` is refused only for :func:`moves_to_host`, ``torch.tensor`` only for :func:`sends_number`.
+    """
     for name in (*_READS, "to"):
         yield RefusedCall(torch.Tensor, "Tensor", name, is_legal_on_host=True)
     yield RefusedCall(torch.Tensor, "Tensor", "pin_memory")
+    for name in ("tensor", "as_tensor"):
+        yield RefusedCall(torch, "torch", name, "host-data", UNPINNED_COPY_TEXT)
     for module, label in ((torch, "torch"), (torch.random, "torch.random"), (torch.cuda, "torch.cuda")):
         is_host = module is not torch.cuda
         for name in (*_SEEDS, *_STATES, *(() if is_host else ("manual_seed_all", "seed_all"))):
@@ -111,6 +117,19 @@ def moves_to_host(args: tuple[Any, ...], kwargs: dict[str, Any], *, by_name: boo
         return False
     # On a CPU a variable may hold the model's own device.
     return not by_name or names_host(user_frame(), "to")
+
+
+def sends_number(source: Any = None, *, device: Any = None, by_name: bool, **_: Any) -> bool:
+    """Whether ``torch.tensor`` puts a number on the device. Without a device it stays on the host, as a number.
+
+    The dispatcher shows lists and arrays in any case, and with ``by_name`` also the numbers whose device the source
+    shows.
+    """
+    if isinstance(source, torch.Tensor) or not isinstance(device, torch.device):
+        return False
+    if not by_name:
+        return device.type != "cpu" and not (isinstance(source, list | tuple) and not source)
+    return not hasattr(source, "__len__") and asked_device() == "unknown"
 
 
 Replacement = tuple[Any, str, Callable[[Any], Any]]

@@ -63,8 +63,10 @@ def states_kept(generators: Iterable[torch.Generator]) -> Iterator[None]:
 def _held_by(value: Any) -> Iterable[Any]:
     if isinstance(value, dict):
         return list(dict.values(value))
-    if isinstance(value, list | tuple | set | frozenset):
-        return list(value)
+    kinds: tuple[Any, ...] = (list, tuple, set, frozenset)
+    for kind in kinds:
+        if isinstance(value, kind):
+            return list(kind.__iter__(value))  # a class may forbid to count its entries
     if isinstance(value, functools.partial):
         return [value.func, *value.args, *value.keywords.values()]
     if isinstance(value, MethodType):

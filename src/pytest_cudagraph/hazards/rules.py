@@ -35,7 +35,7 @@ _SYNC_NAMES = frozenset(
     linalg_ldl_factor _linalg_eigh linalg_eigh linalg_eigvalsh linalg_eig linalg_eigvals _linalg_eigvals
     _linalg_svd linalg_svd linalg_svdvals svd linalg_lstsq linalg_pinv pinverse linalg_matrix_rank linalg_cond
     nuclear_norm linalg_matrix_exp matrix_exp cov corrcoef
-    _ctc_loss ctc_loss embedding_renorm_ embedding_renorm pin_memory _pin_memory
+    _ctc_loss ctc_loss istft embedding_renorm_ embedding_renorm pin_memory _pin_memory
     """.split()
 )
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections import OrderedDict, deque
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass
-from types import CellType
+from types import CellType, MemberDescriptorType
 from typing import Any, Protocol
 
 
@@ -52,7 +54,7 @@ class ListFrame:
     held: list[Any]
 
     def is_same(self) -> bool:
-        return _are_same(self.container, self.held)
+        return _are_same(list.copy(self.container), self.held)
 
     def restore(self) -> None:
         list.__setitem__(self.container, slice(None), self.held)
@@ -66,11 +68,11 @@ class DequeFrame:
     held: list[Any]
 
     def is_same(self) -> bool:
-        return _are_same(self.container, self.held)
+        return _are_same(list(deque.__iter__(self.container)), self.held)
 
     def restore(self) -> None:
-        self.container.clear()
-        self.container.extend(self.held)
+        deque.clear(self.container)
+        deque.extend(self.container, self.held)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,18 +81,18 @@ class SlotsFrame:
 
     container: Any
     held: dict[str, Any]
-    names: tuple[str, ...]
 
     def is_same(self) -> bool:
         now = slots_of(self.container)
         return now.keys() == self.held.keys() and _are_same(now.values(), self.held.values())
 
     def restore(self) -> None:
-        for name in self.names:
+        now = slots_of(self.container)
+        for name, slot in _slots(self.container).items():
             if name in self.held:
-                object.__setattr__(self.container, name, self.held[name])
-            elif hasattr(self.container, name):
-                object.__delattr__(self.container, name)
+                slot.__set__(self.container, self.held[name])
+            elif name in now:
+                slot.__delete__(self.container)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,23 +120,23 @@ def _are_same(ones: Collection[Any], others: Collection[Any]) -> bool:
 def slots_of(value: Any) -> dict[str, Any]:
     """The slots that are set, by attribute name. Private names are mangled."""
     found: dict[str, Any] = {}
-    for name in slot_names(type(value)):
-        try:
-            found[name] = object.__getattribute__(value, name)
-        except AttributeError:
-            continue
+    for name, slot in _slots(value).items():
+        with suppress(AttributeError):
+            found[name] = slot.__get__(value)
     return found
 
 
-def slot_names(cls: type) -> tuple[str, ...]:
-    """Every slot of a class and its bases."""
-    names: list[str] = []
-    for base in cls.__mro__:
-        slots = base.__dict__.get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else tuple(slots):
-            hidden = name.startswith("__") and not name.endswith("__")
-            names.append(f"_{base.__name__.lstrip('_')}{name}" if hidden else name)
-    return tuple(name for name in names if name not in ("__dict__", "__weakref__"))
+def _slots(value: Any) -> dict[str, MemberDescriptorType]:
+    cls: Any = type(value)
+    return _slots_of_class(cls)
+
+
+@functools.lru_cache(maxsize=1024)
+def _slots_of_class(cls: Any) -> dict[str, MemberDescriptorType]:
+    """Every slot of a class and its bases. An attribute of a class may hide a slot of its base."""
+    classes = [base for base in reversed(cls.__mro__) if "__slots__" in vars(base)]  # not those written in C
+    members = [member for base in classes for member in vars(base).items()]
+    return {name: slot for name, slot in members if isinstance(slot, MemberDescriptorType)}
 
 
 def attributes_of(value: Any) -> dict[str, Any] | None:

@@ -27,7 +27,6 @@ from pytest_cudagraph.state.frames import (
     ListFrame,
     SlotsFrame,
     attributes_of,
-    slot_names,
     slots_of,
 )
 from pytest_cudagraph.state.storages import is_addressable
@@ -152,21 +151,19 @@ class _Walk:
             self._object(value, name, depth)
 
     def _collection(self, value: Any, name: str, depth: int) -> None:
+        entries = _entries_of(value)
         if not isinstance(value, tuple):
-            self.view.lengths[name] = len(value)
-        if len(value) > _MAX_ENTRIES:
+            self.view.lengths[name] = len(entries)
+        if len(entries) > _MAX_ENTRIES:
             self.view.not_seen.append(name)
             self.view.is_framed = False
             return
-        entries: Iterable[tuple[Any, Any]] = enumerate(value)
         if isinstance(value, dict):
-            held = {key: dict.__getitem__(value, key) for key in dict.keys(value)}
-            self.view.frames.append(DictFrame(value, held))
-            entries = held.items()
+            self.view.frames.append(DictFrame(value, dict(entries)))
         elif isinstance(value, list):
-            self.view.frames.append(ListFrame(value, list(value)))
+            self.view.frames.append(ListFrame(value, [entry for _, entry in entries]))
         elif isinstance(value, deque):
-            self.view.frames.append(DequeFrame(value, list(value)))
+            self.view.frames.append(DequeFrame(value, [entry for _, entry in entries]))
         for key, entry in entries:
             step = f"{name}[{key!r}]"
             self.view.entries.add(step)
@@ -193,12 +190,20 @@ class _Walk:
             self._members(list(attributes.items()), name, depth)
         slots = slots_of(value)
         if slots:
-            self.view.frames.append(SlotsFrame(value, slots, slot_names(type(value))))
+            self.view.frames.append(SlotsFrame(value, slots))
             self._members(slots.items(), name, depth)
 
     def _members(self, members: Iterable[tuple[str, Any]], name: str, depth: int) -> None:
         for key, value in members:
             self.visit(value, _dotted(name, key), depth)
+
+
+def _entries_of(value: Any) -> list[tuple[Any, Any]]:
+    """The entries of a dict, list, tuple or deque, without the code of its class, which may forbid to count them."""
+    if isinstance(value, dict):
+        return [(key, dict.__getitem__(value, key)) for key in dict.keys(value)]
+    kind: Any = next(kind for kind in (list, tuple, deque) if isinstance(value, kind))
+    return list(enumerate(kind.__iter__(value)))
 
 
 def _dotted(name: str, key: Any) -> str:

@@ -565,3 +565,55 @@ class TimedForALog(Base):
 
 
 log = logging.getLogger(__name__)
+
+
+@clean()
+class MovedToItsDevice(Base):
+    def forward(self, x):
+        return self.linear.to(x.device)(x)
+
+
+@clean()
+class CastToItsType(Base):
+    def forward(self, x):
+        return self.linear.float()(x)
+
+
+@clean()
+class DataAssignedToItself(Base):
+    def forward(self, x):
+        self.linear.weight.data = self.linear.weight.data.contiguous()
+        return self.linear(x)
+
+
+@clean()
+class ParameterOfTheSameMemory(Base):
+    def forward(self, x):
+        self.linear.weight = nn.Parameter(self.linear.weight.detach(), requires_grad=True)
+        return self.linear(x)
+
+
+class _Uncounted(tuple):
+    def __len__(self):
+        raise NotImplementedError
+
+
+class _Fraction:
+    __slots__ = ("numerator",)
+
+
+class _One(_Fraction):
+    __slots__ = ()
+    numerator = 1
+
+
+@clean()
+class OddAttributes(Base):
+    """As irreps of e3nn and numbers of sympy."""
+
+    def __init__(self):
+        super().__init__()
+        self.irrep, self.one = _Uncounted((2, 3)), _One()
+
+    def forward(self, x):
+        return self.linear(x)

@@ -139,6 +139,17 @@ class ToCpuByKeyword(Base):
         return self.linear(x.to(device="cpu", dtype=torch.float32).to(x.device))  # HERE
 
 
+@hazard(1, 5, audit="host-data+host-sync", capture="host-data")
+class WindowOfTheHost(Base):
+    @staticmethod
+    def inputs():
+        return torch.randn(2, 33, 17, dtype=torch.complex64)
+
+    def forward(self, z):
+        window = torch.hann_window(64).to(z.real)  # HERE
+        return torch.istft(z, 64, 16, window=window)  # HERE
+
+
 @hazard(2, **host_sync)
 class Printing(Base):
     def forward(self, x):
@@ -425,6 +436,15 @@ class NumberAtIndices(Base):
 class NumberOnDevice(Base):
     def forward(self, x):
         return x * torch.tensor(2.0, device=x.device)  # HERE
+
+
+@hazard(5, **host_data)
+class NumberOnDeviceByOptions(Base):
+    def forward(self, x):
+        return x * torch.tensor(0.5, **self.options(x))  # HERE
+
+    def options(self, x):
+        return {"device": x.device, "dtype": x.dtype}
 
 
 @hazard(5, **host_data)

@@ -6,6 +6,7 @@ import importlib
 import linecache
 import random
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from torch import nn
 from pytest_cudagraph import hazards
 from pytest_cudagraph.audit import Audit, audit
 from pytest_cudagraph.inputs import Example
+from pytest_cudagraph.inputs.example import Drawing
 from pytest_cudagraph.state import Snapshot
 
 X = torch.ones(2, 4)
@@ -561,3 +563,35 @@ def test_torch_compile_works_after_an_audit_of_the_same_class():
     audited(model, x)
     compiled(x)
     assert len(executions) == 2
+
+
+class IdsAmongNumbers(nn.Module):
+    """As models of tables: the first column is an index, the others are numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(8, 4)
+
+    def forward(self, x):
+        return self.table(x[:, 0].long()) + x
+
+
+def test_inputs_of_the_audit_run_no_operation_that_would_end_a_gpu():
+    x = torch.tensor([[1.0, 2, 3, 4], [5, 6, 7, 7]])
+    found = audited(IdsAmongNumbers(), x, kind="cuda")
+    assert "the call on negative inputs, which raised WouldTrapError: aten::embedding would trap" in found.not_judged
+    assert not found.errors
+
+
+def test_a_model_whose_inputs_the_user_draws_is_audited_on_these_only():
+    seen = []
+
+    class Sees(nn.Module):
+        def forward(self, x):
+            seen.append(x.clone())
+            return x + 1
+
+    ones = Example(args=(torch.ones(2, 4),), kwargs={})
+    drawing = Drawing(call=lambda seed: Example(args=(torch.full((2, 4), 1.0 + seed),), kwargs={}), count=0)
+    audit(Sees(), replace(ones, drawing=drawing), HostBackend())
+    assert {float(x.unique()) for x in seen} == {1.0, 2.0}

@@ -22,6 +22,7 @@ from pytest_cudagraph.backends.capture_mode import (
     moves_to_host,
     refused_calls,
     replaced,
+    sends_number,
     storage_key,
     tensors_of,
 )
@@ -150,6 +151,8 @@ def _refusing(
     def is_legal(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         if call.name == "to" and not moves_to_host(args, kwargs, by_name=True):
             return True
+        if call.hazard == "host-data":
+            return not sends_number(*args, **kwargs, by_name=True)
         is_read = call.is_legal_on_host and call.hazard == "host-sync" and isinstance(args[0], torch.Tensor)
         return is_read and placement.may_read(args[0])
 
