@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from pytest_cudagraph.gate import judge_speedup
     from pytest_cudagraph.measure import Arms, Bounds, PerfCounterClock, measure_arms
     from pytest_cudagraph.monitor import PerfCard, PerfMonitor
+    from pytest_cudagraph.own_graphs import graph_watch
     from pytest_cudagraph.serving.calls import CallMonitor, CallSummary
     from pytest_cudagraph.serving.drop_in import IntegratedAOTCompiler, OptimizedModel, create_integrated_compiler
     from pytest_cudagraph.serving.drop_in_statistics import CompilerStatistics, InferenceResult, ModelStatistics
@@ -146,6 +147,7 @@ __all__ = [
     "compile_model",
     "create_integrated_compiler",
     "ebnf",
+    "graph_watch",
     "json_schema",
     "judge_speedup",
     "measure_arms",
@@ -171,6 +173,7 @@ _HOMES = {
         "decoding.transformers_modes": "TransformersEngine transformers_engine",
         "measure": "Arms Bounds PerfCounterClock measure_arms",
         "monitor": "PerfCard PerfMonitor",
+        "own_graphs": "graph_watch",
         "serving.calls": "CallMonitor CallSummary",
         "serving.drop_in": "IntegratedAOTCompiler OptimizedModel create_integrated_compiler",
         "serving.graph_runner": "GraphRunner",
