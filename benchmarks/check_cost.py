@@ -114,7 +114,8 @@ def run_cell(name: str) -> dict[str, float]:
     from pytest_cudagraph.measure import PerfCounterClock
     from pytest_cudagraph.settings.case import CallSettings, ModelCall, make_case
     from pytest_cudagraph.settings.marks import MarkSettings
-    from pytest_cudagraph.settings.options import OPTIONS, Settings
+    from pytest_cudagraph.settings.options import Settings
+    from pytest_cudagraph.settings.registered import OPTIONS
     from pytest_cudagraph.values import DeviceInfo
 
     torch.set_num_threads(1)

@@ -29,7 +29,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from pytest_cudagraph import pipeline
 from pytest_cudagraph.settings.case import CallSettings, ModelCall, make_case
 from pytest_cudagraph.settings.marks import MarkSettings
-from pytest_cudagraph.settings.options import OPTIONS, Settings
+from pytest_cudagraph.settings.options import Settings
+from pytest_cudagraph.settings.registered import OPTIONS
 from pytest_cudagraph.summary import CollectedTests, end_run
 
 STORY_LIMIT_S = 0.5

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from pytest_cudagraph.settings.marks import DECODE_FIXTURES, DECODE_MARK, FIXTURES, MARK, WORKLOAD_MARK
-from pytest_cudagraph.settings.options import OPTIONS
+from pytest_cudagraph.settings.registered import DECODE_FIXTURES, DECODE_MARK, FIXTURES, MARK, OPTIONS, WORKLOAD_MARK
 
 
 def test_help_lists_every_option_with_its_words(project):

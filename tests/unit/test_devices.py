@@ -11,7 +11,8 @@ from pytest_cudagraph.gpu_locks import VisibleGpu
 from pytest_cudagraph.session import fleet
 from pytest_cudagraph.session.devices import open_once
 from pytest_cudagraph.session.state_keys import DEVICE_CONTEXTS, SETTINGS
-from pytest_cudagraph.settings.options import OPTIONS, Settings
+from pytest_cudagraph.settings.options import Settings
+from pytest_cudagraph.settings.registered import OPTIONS
 
 GPUS = [VisibleGpu(uuid="GPU-aaaa0001", name="NVIDIA H200"), VisibleGpu(uuid="GPU-bbbb0002", name="NVIDIA H200")]
 

@@ -8,7 +8,8 @@ import pytest
 from tests.facts import CPU, report, saved
 
 from pytest_cudagraph.baseline import JsonStore
-from pytest_cudagraph.settings.options import OPTIONS, Settings
+from pytest_cudagraph.settings.options import Settings
+from pytest_cudagraph.settings.registered import OPTIONS
 from pytest_cudagraph.summary import CollectedTests, end_run
 
 HERE = "tests/test_a.py::test_here"

@@ -13,7 +13,8 @@ from tests.unit.monitor.test_perf_monitor import UUID, FakeNvml
 
 from pytest_cudagraph.monitor import PerfMonitor
 from pytest_cudagraph.pipeline.device_context import open_device_context
-from pytest_cudagraph.settings.options import OPTIONS, Settings
+from pytest_cudagraph.settings.options import Settings
+from pytest_cudagraph.settings.registered import OPTIONS
 
 OURS, WHO_WAITS, NEIGHBOUR = os.getpid(), 7, 8
 

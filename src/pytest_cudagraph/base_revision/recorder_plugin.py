@@ -12,7 +12,7 @@ import pytest
 
 from pytest_cudagraph.child_process import end_with_parent
 from pytest_cudagraph.foreign import first_line_of
-from pytest_cudagraph.settings.marks import uses_plugin
+from pytest_cudagraph.settings.registered import uses_plugin
 
 
 def record_base_run(config: pytest.Config, folder: Path) -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
-
-import pytest
 
 from pytest_cudagraph.errors import CaptureRefusal, InputError
 from pytest_cudagraph.foreign import value_text
@@ -292,10 +290,3 @@ def _engine_or_failure(
     except CaptureRefusal as refused:
         context.conclude(report_of(case, device_context, refused=refused))
         raise
-
-
-@pytest.fixture
-def decode_engine(request: pytest.FixtureRequest) -> Iterator[MakeDecodeEngine]:
-    """Generate tokens by captured decode steps, and gate tokens, steps and speed."""
-    with ExitStack() as resources:
-        yield MakeDecodeEngine(FixtureContext(request, resources), resources)

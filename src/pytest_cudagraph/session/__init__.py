@@ -1,1 +1,1 @@
-"""One pytest session: settings, fixtures, what the tests gave, and the end of the run."""
+"""What the plugin does inside of a pytest session."""

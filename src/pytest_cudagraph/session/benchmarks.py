@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_cudagraph.session.state_keys import OUTCOMES, PASSED, SETTINGS
-from pytest_cudagraph.settings.marks import uses_plugin
+from pytest_cudagraph.settings.registered import uses_plugin
 
 if TYPE_CHECKING:
     from pytest_cudagraph.values import BatchReport, GraphReport

@@ -18,7 +18,8 @@ from pytest_cudagraph import errors
 from pytest_cudagraph.foreign import printable
 from pytest_cudagraph.session.devices import open_once
 from pytest_cudagraph.session.exceptions import depth_of_test, exclusive_call, hide_plugin_frames, outcome_of
-from pytest_cudagraph.session.hook_specs import joined
+from pytest_cudagraph.session.foreign_hooks import joined
+from pytest_cudagraph.session.hooks import load_hooks
 from pytest_cudagraph.session.state_keys import ADDITIONS, BASE, CALL_LOCK, OUTCOMES, OWNERS, SETTINGS, marks_of
 from pytest_cudagraph.settings.case import CallSettings, Case, ModelCall, make_case
 from pytest_cudagraph.values import Addition
@@ -37,6 +38,7 @@ class FixtureContext:
     """What the fixtures of one test share: its settings, its marks, its device."""
 
     def __init__(self, request: pytest.FixtureRequest, resources: ExitStack | None = None) -> None:
+        load_hooks(request.config)
         self._request = request
         self._resources = resources or ExitStack()
         self._config = request.config

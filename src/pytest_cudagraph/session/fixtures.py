@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 
@@ -19,6 +19,8 @@ from pytest_cudagraph.settings.case import CallSettings, ModelCall
 if TYPE_CHECKING:
     from pytest_cudagraph.pipeline import CompiledModel, Graphs
     from pytest_cudagraph.values import Agreement, CompileMode, GraphReport
+
+_T = TypeVar("_T")
 
 
 def _refuse(unknown: Mapping[str, Any], fixture: str, call: Callable[..., Any]) -> None:
@@ -203,34 +205,7 @@ class MeasureSpeedup:
         return self._context.measure(graphs, min_speedup=min_speedup, max_slowdown=max_slowdown, reset=reset)
 
 
-@pytest.fixture
-def cudagraph(request: pytest.FixtureRequest) -> Iterator[Cudagraph]:
-    """Run all stages of a model: audit, compile, capture, check, measure, gate, record."""
+def open_fixture(request: pytest.FixtureRequest, make: Callable[[FixtureContext], _T]) -> Iterator[_T]:
+    """What a fixture gives to its test. All that it holds is released at teardown."""
     with ExitStack() as resources:
-        yield Cudagraph(FixtureContext(request, resources))
-
-
-@pytest.fixture
-def compile_model(request: pytest.FixtureRequest) -> Iterator[CompileModel]:
-    """Compile a model for every batch size, without capturing it."""
-    with ExitStack() as resources:
-        yield CompileModel(FixtureContext(request, resources))
-
-
-@pytest.fixture
-def capture_graphs(request: pytest.FixtureRequest) -> Iterator[CaptureGraphs]:
-    """Capture one graph per batch size, of a model or of what ``compile_model`` gave."""
-    with ExitStack() as resources:
-        yield CaptureGraphs(FixtureContext(request, resources))
-
-
-@pytest.fixture
-def assert_replay_close(request: pytest.FixtureRequest) -> AssertReplayClose:
-    """Check that the graphs of ``capture_graphs`` replay what eager computes."""
-    return AssertReplayClose(FixtureContext(request))
-
-
-@pytest.fixture
-def measure_speedup(request: pytest.FixtureRequest) -> MeasureSpeedup:
-    """Measure the graphs of ``capture_graphs`` against eager, and gate them."""
-    return MeasureSpeedup(FixtureContext(request))
+        yield make(FixtureContext(request, resources))

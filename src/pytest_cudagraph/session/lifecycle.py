@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_cudagraph.foreign import printable_lines
-from pytest_cudagraph.session import devices, fleet, hook_specs, worker_results
+from pytest_cudagraph.session import devices, fleet, foreign_hooks, worker_results
 from pytest_cudagraph.session.state_keys import (
     ADDITIONS,
     CALL_LOCK,
@@ -34,8 +34,8 @@ from pytest_cudagraph.session.state_keys import (
     WORKLOADS,
     marks_of,
 )
-from pytest_cudagraph.settings.marks import concerns_plugin, uses_plugin
 from pytest_cudagraph.settings.options import read_settings
+from pytest_cudagraph.settings.registered import concerns_plugin, uses_plugin
 
 if TYPE_CHECKING:
     from pytest_cudagraph.summary import CollectedTests
@@ -188,7 +188,7 @@ def end(session: pytest.Session, exitstatus: int) -> None:
         outcomes, additions = stash[OUTCOMES], stash[ADDITIONS]
         saved = {each.device: each.saved for each in stash[DEVICE_CONTEXTS].values()}
         try:
-            columns, problems = hook_specs.call_at_end(config, outcomes)
+            columns, problems = foreign_hooks.call_at_end(config, outcomes)
             collected = _collected(session, exitstatus)
             summary = end_run(
                 outcomes, collected, stash[SETTINGS], saved, additions=additions,

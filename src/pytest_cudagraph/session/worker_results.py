@@ -77,21 +77,8 @@ def pack(config: pytest.Config, report: pytest.TestReport, data: dict[str, Any])
         data[_WORKER_KEY]["workloads"] = json.dumps([kept[report.nodeid]] if report.nodeid in kept else [])
 
 
-def unpack(report: Any) -> None:
-    """In the controller, take the results out of a test's report."""
-    sent = vars(report).pop(_WORKER_KEY, None)
-    if sent:
-        _take_over(report.node, sent)
-
-
-def receive(node: Any) -> None:
-    """Take what an xdist worker sent at its end. One that died sent nothing."""
-    sent = getattr(node, "workeroutput", {}).get(_WORKER_KEY)
-    if sent:
-        _take_over(node, sent)
-
-
-def _take_over(node: Any, sent: dict[str, Any]) -> None:
+def take_over(node: Any, sent: dict[str, Any]) -> None:
+    """In the controller, take what a worker sent with a test's report or at its end."""
     from pytest_cudagraph.report import from_plain
 
     config, (gpu, _) = node.config, fleet.gpu_of(node.workerinput)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 
 from pytest_cudagraph.foreign import value_text
-from pytest_cudagraph.settings.options import COMPILE_MODES, DeviceOption
+from pytest_cudagraph.settings.options import DeviceOption
 from pytest_cudagraph.settings.parsing import (
     DEVICES,
     check_covered,
@@ -29,47 +29,18 @@ from pytest_cudagraph.settings.parsing import (
     seconds,
     whole_number,
 )
+from pytest_cudagraph.settings.registered import (
+    COMPILE_MODES,
+    DECODE_FIXTURES,
+    DECODE_MARK,
+    FIXTURES,
+    MARK,
+    WORKLOAD_FIXTURES,
+    WORKLOAD_MARK,
+)
 
 if TYPE_CHECKING:
     from pytest_cudagraph.values import CompileMode
-
-MARK = "graph_speedup"
-FIXTURES = frozenset(
-    {"cudagraph", "compile_model", "capture_graphs", "assert_replay_close", "measure_speedup", "perf_monitor", "tune"}
-)
-
-DECODE_MARK = "decode"
-DECODE_FIXTURES = frozenset({"decode_engine", "engine_modes"})
-
-WORKLOAD_MARK = "workload"
-WORKLOAD_FIXTURES = frozenset({"cudagraph", "measure_speedup", "decode_engine"})
-"""Those whose results can be ranked."""
-
-MARK_HELP = (
-    f"{MARK}(min=1.15 | {{batch: min}}, *, max_slowdown, max_new_kernels, min_over_compiled, accept, batch_sizes, "
-    "compile, device, rtol, atol, time_budget): gate the CUDA graph of the model that the test hands to the cudagraph "
-    "fixtures"
-)
-DECODE_MARK_HELP = (
-    f"{DECODE_MARK}(*, min_speedup=1.15 | {{batch: min}}, prompt_lengths, output_lengths, batch_sizes, max_slowdown, "
-    "exact, device, rtol, atol, time_budget): gate what the decode_engine fixture generates with captured steps"
-)
-WORKLOAD_MARK_HELP = (
-    f"{WORKLOAD_MARK}(*, group, name): rank this test among those of its group by the measured latencies; by default "
-    "the group is the test function and the name is the id of its parameters"
-)
-
-
-def uses_plugin(item: pytest.Item) -> bool:
-    """Whether a test uses a fixture of the plugin."""
-    return not (FIXTURES | DECODE_FIXTURES).isdisjoint(getattr(item, "fixturenames", ()))
-
-
-def concerns_plugin(item: pytest.Item) -> bool:
-    """Whether a test uses a fixture of the plugin or has one of its marks."""
-    marks = (MARK, DECODE_MARK, WORKLOAD_MARK)
-    return uses_plugin(item) or any(item.get_closest_marker(mark) is not None for mark in marks)
-
 
 MARK_PARSERS: dict[str, Callable[[Any], Any]] = {
     "min": min_speedups,

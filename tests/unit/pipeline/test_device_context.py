@@ -13,7 +13,8 @@ from pytest_cudagraph.device import Choice
 from pytest_cudagraph.gate import judge_baseline, judge_speedup, judge_structure
 from pytest_cudagraph.pipeline import device_context
 from pytest_cudagraph.pipeline.device_context import open_device_context
-from pytest_cudagraph.settings.options import OPTIONS, Settings
+from pytest_cudagraph.settings.options import Settings
+from pytest_cudagraph.settings.registered import OPTIONS
 from pytest_cudagraph.values import NoBaseline, Receipt, Verdict
 
 NO_GPU = device.Missing(found="no driver", remedy="install one")

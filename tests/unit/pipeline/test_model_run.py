@@ -24,7 +24,8 @@ from pytest_cudagraph.pipeline.model_errors import fix_for, places_of
 from pytest_cudagraph.report import failure_text
 from pytest_cudagraph.settings.case import CallSettings, ModelCall, make_case
 from pytest_cudagraph.settings.marks import MarkSettings
-from pytest_cudagraph.settings.options import OPTIONS, Settings
+from pytest_cudagraph.settings.options import Settings
+from pytest_cudagraph.settings.registered import OPTIONS
 from pytest_cudagraph.values import DeviceInfo, Disagreement, Site, Verdict
 
 DEFAULTS = Settings(**{option.setting: option.default for option in OPTIONS})

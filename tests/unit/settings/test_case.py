@@ -7,7 +7,8 @@ import pytest
 from pytest_cudagraph.errors import InputError
 from pytest_cudagraph.settings.case import CallSettings, make_case
 from pytest_cudagraph.settings.marks import MarkSettings
-from pytest_cudagraph.settings.options import OPTIONS, Settings
+from pytest_cudagraph.settings.options import Settings
+from pytest_cudagraph.settings.registered import OPTIONS
 from pytest_cudagraph.values import MinSource
 
 DEFAULTS = Settings(**{option.setting: option.default for option in OPTIONS})

@@ -8,13 +8,9 @@ from typing import get_args
 import pytest
 
 from pytest_cudagraph import device
-from pytest_cudagraph.settings.options import (
-    COMPILE_MODES,
-    DEVICES,
-    OPTIONS,
-    default_text,
-    read_settings,
-)
+from pytest_cudagraph.settings.options import default_text, read_settings
+from pytest_cudagraph.settings.parsing import DEVICES
+from pytest_cudagraph.settings.registered import COMPILE_MODES, OPTIONS
 from pytest_cudagraph.values import CompileMode
 
 GIVEN = {
@@ -159,23 +155,15 @@ def test_a_bad_ini_value_names_the_ini_option(settings_of):
         settings_of(ini="cudagraph_min_speedup = x")
 
 
-@pytest.mark.parametrize(
-    ("given", "parsed", "update"),
-    [
-        (["--cudagraph-update", "some/test_a.py"], ["some/test_a.py"], "changed"),
-        (["some", "--cudagraph-update", "other", "-q"], ["some", "other"], "changed"),
-        (["--cudagraph-update", "all", "some"], ["some"], "all"),
-        (["some", "--cudagraph-update"], ["some"], "changed"),
-    ],
-)
-def test_a_path_after_update_is_a_path_and_a_mode_is_its_value(pytester, given, parsed, update):
-    for name in ("some", "other"):
-        folder = pytester.mkpydir(name)
-        (folder / "conftest.py").write_text(f"def pytest_addoption(parser): parser.addoption('--{name}')\n")
-        (folder / "test_a.py").touch()
-    config = pytester.parseconfig(*given, f"--{parsed[0].partition('/')[0]}=its conftest was loaded first")
-    assert config.args == [str(pytester.path / path) for path in parsed] or config.args == parsed
-    assert read_settings(config).update == update
+def test_a_path_after_update_is_refused_with_a_line_that_works(pytester):
+    pytester.mkpydir("tests")
+    config = pytester.parseconfig("--cudagraph-update", "tests")
+    with pytest.raises(pytest.UsageError) as error:
+        read_settings(config)
+    told, remedy = str(error.value).split("; where it is a path: ")
+    assert told == "--cudagraph-update takes one of new, changed, all; found 'tests'"
+    config = pytester.parseconfig(*remedy.split())
+    assert (read_settings(config).update, config.args) == ("changed", ["tests"])
 
 
 def test_the_baseline_folder_lies_under_the_root_unless_absolute(settings_of, tmp_path, pytester):

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
-
-import pytest
 
 from pytest_cudagraph.session.context import FixtureContext
 from pytest_cudagraph.session.exceptions import hide_plugin_frames
@@ -84,10 +81,3 @@ def _compare(context: FixtureContext, given: Mapping[str, Any], call: CallSettin
     report = report_of(case, device_context, [batch])
     context.conclude(replace(report, notes=fallback_notes(batch)))
     return batch.modes
-
-
-@pytest.fixture
-def engine_modes(request: pytest.FixtureRequest) -> Iterator[CompareModes]:
-    """Compare an engine's eager mode with its graphs: errors, tokens, use of graphs, memory and speed."""
-    with ExitStack() as resources:
-        yield CompareModes(FixtureContext(request, resources))

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import chain
-from typing import TYPE_CHECKING, TypeVar
-
-import pytest
-
-from pytest_cudagraph.foreign import message_of
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    import pytest
+
     from pytest_cudagraph.protocols import Backend
     from pytest_cudagraph.session.context import FixtureContext
     from pytest_cudagraph.settings.case import ModelCall
     from pytest_cudagraph.values import AuditRule, DeviceInfo, GraphReport, ReportColumn
-
-_T = TypeVar("_T")
 
 
 def pytest_cudagraph_report(config: pytest.Config, report: GraphReport) -> None:
@@ -46,23 +42,3 @@ def pytest_cudagraph_audit_rules(config: pytest.Config) -> Sequence[AuditRule]:
 def pytest_cudagraph_backends(config: pytest.Config) -> Mapping[str, Callable[[], tuple[Backend, DeviceInfo]]]:
     """Backends by the name for ``--cudagraph-device``. The function opens one and describes its device."""
     return {}
-
-
-def joined(results: Iterable[Iterable[_T]]) -> tuple[_T, ...]:
-    """What all plugins returned, in pytest's order of them."""
-    return tuple(chain.from_iterable(results))
-
-
-def call_at_end(
-    config: pytest.Config, reports: Iterable[GraphReport]
-) -> tuple[tuple[ReportColumn, ...], tuple[str, ...]]:
-    """Give every report to the other plugins. Return their columns, and what their hooks raised."""
-    try:
-        columns = joined(config.hook.pytest_cudagraph_terminal_columns(config=config))
-        for report in reports:
-            config.hook.pytest_cudagraph_report(config=config, report=report)
-    # The code of another plugin may raise anything. The files and the table are still made.
-    except Exception as error:
-        raised = f"{type(error).__name__}: {message_of(error)}"
-        return (), (f"a hook pytest_cudagraph_* of another plugin raised {raised}",)
-    return columns, ()

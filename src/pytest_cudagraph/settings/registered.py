@@ -1,0 +1,230 @@
+"""What pytest is told of this plugin: options, marks and the names of its fixtures. Every run loads this module.
+
+Each row of the table of options defines a flag, its ini option and its line in the docs.
+"""
+
+from __future__ import annotations
+
+from argparse import SUPPRESS
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pytest_cudagraph.settings.parsing import (
+    DEVICES,
+    distinct_sizes,
+    fraction,
+    number,
+    one_of,
+    seconds,
+    thread_count,
+)
+
+if TYPE_CHECKING:
+    import pytest
+
+SAMPLE_FLAG = "--cudagraph-sample"
+COMPILE_MODES = ("none", "inductor", "aot")
+
+
+class Option(NamedTuple):
+    """One row of the table: a command-line flag and its ini option, their parser, default and help."""
+
+    flag: str
+    help: str
+    default: Any
+    parse: Callable[[Any], Any] | None = None
+    """None for an on/off flag."""
+    metavar: str = ""
+    bare: str | None = None
+    """The value of a flag that is given without one; None where a value is required."""
+
+    @property
+    def ini(self) -> str:
+        return self.flag.removeprefix("--").replace("-", "_")
+
+    @property
+    def setting(self) -> str:
+        return self.ini.removeprefix("cudagraph").removeprefix("_") or "enabled"
+
+
+OPTIONS: tuple[Option, ...] = (
+    Option(flag="--cudagraph", default=False, help="measure and gate; without it the models run once, eagerly"),
+    Option(flag="--cudagraph-only", default=False, help="deselect tests that do not use the plugin"),
+    Option(
+        flag="--cudagraph-device",
+        default="auto",
+        parse=one_of(*DEVICES),
+        metavar="auto|cuda|cpu",
+        help="auto without a GPU uses the CPU twin: correctness is enforced, speed is not judged; "
+        "cpu measures and gates on the CPU",
+    ),
+    Option(
+        flag="--cudagraph-threads",
+        default=1,
+        parse=thread_count,
+        metavar="N",
+        help="torch's threads on the CPU twin; with more of them than idle cores, calls wait for each other",
+    ),
+    Option(flag="--cudagraph-require-gpu", default=False, help="stop with a usage error if there is no usable GPU"),
+    Option(
+        flag="--cudagraph-min-speedup",
+        default=1.15,
+        parse=number(above=0),
+        metavar="X",
+        help="minimum speedup of replay over eager, for tests whose marker sets none",
+    ),
+    Option(
+        flag="--cudagraph-max-slowdown",
+        default=0.10,
+        parse=fraction(may_be_off=True),
+        metavar="F",
+        help="largest slowdown of the replay against the saved baseline (0.10 is 10 %; from 0 to 1, inf: no limit)",
+    ),
+    Option(
+        flag="--cudagraph-batch-sizes", default=(1, 2, 4, 8), parse=distinct_sizes, metavar="N,N", help="batch sizes"
+    ),
+    Option(
+        flag="--cudagraph-compile",
+        default="none",
+        parse=one_of(*COMPILE_MODES),
+        metavar="none|inductor|aot",
+        help="how the model is compiled before capture",
+    ),
+    Option(
+        flag="--cudagraph-time-budget",
+        default=10.0,
+        parse=seconds,
+        metavar="S",
+        help="maximum seconds of measurement per batch size",
+    ),
+    Option(
+        flag="--cudagraph-compile-timeout",
+        default=600.0,
+        parse=seconds,
+        metavar="S",
+        help="seconds to compile all batch sizes of a model; then the compile is stopped and the test fails",
+    ),
+    Option(
+        flag="--cudagraph-baseline",
+        default=".cudagraph",
+        parse=str,
+        metavar="DIR|URL",
+        help="folder of the baseline files, relative to the root directory, or in an object store (s3://bucket/folder)",
+    ),
+    Option(
+        flag="--cudagraph-update",
+        default="never",
+        parse=one_of("new", "changed", "all"),
+        metavar="new|changed|all",
+        bare="changed",
+        help="save baselines of tests that passed; without a value: changed",
+    ),
+    Option(
+        flag="--cudagraph-base",
+        default=None,
+        parse=str,
+        metavar="REF",
+        help="also measure the same tests at another revision of the repository (a git worktree, processes in turn), "
+        "and fail tests whose replay is slower in the working tree",
+    ),
+    Option(
+        flag="--cudagraph-base-slowdown",
+        default=0.05,
+        parse=fraction(may_be_off=True),
+        metavar="F",
+        help="largest slowdown of the replay against --cudagraph-base (0.05 is 5 %; from 0 to 1, inf: no limit)",
+    ),
+    Option(
+        flag="--cudagraph-strict",
+        default=False,
+        help="inconclusive, not judged, not comparable, no baseline yet and stale also fail",
+    ),
+    Option(
+        flag="--cudagraph-suggest",
+        default=False,
+        help="print a marker for each test that its measurement supports: the lower bounds minus the noise",
+    ),
+    Option(
+        flag="--cudagraph-tune",
+        default=False,
+        help="after each call of cudagraph that passed, measure its batch sizes with and without a graph and compile, "
+        "and print the marker of the best",
+    ),
+    Option(
+        flag="--cudagraph-json", default=None, parse=str, metavar="PATH", help="write all results of this run as JSON"
+    ),
+    Option(
+        flag="--cudagraph-html",
+        default=None,
+        parse=str,
+        metavar="PATH",
+        help="write all results of this run as one self-contained HTML page",
+    ),
+    Option(
+        flag="--cudagraph-github",
+        default="auto",
+        parse=one_of("auto", "off"),
+        metavar="auto|off",
+        help="auto on GitHub Actions adds a step summary and annotates the lines of failing tests; off does neither",
+    ),
+)
+
+
+def add_options(parser: pytest.Parser) -> None:
+    """Register every row of :data:`OPTIONS` as a flag and as an ini option."""
+    group = parser.getgroup("cudagraph", "CUDA graph correctness and performance")
+    for option in OPTIONS:
+        # argparse formats "%"; the text of an ini option is not formatted.
+        text = option.help.replace("%", "%%")
+        if option.parse is None:
+            group.addoption(option.flag, action="store_const", const=True, default=None, help=text)
+            parser.addini(option.ini, option.help, type="bool", default=None)
+            continue
+        value: dict[str, Any] = {"nargs": "?", "const": option.bare} if option.bare else {}
+        group.addoption(option.flag, default=None, metavar=option.metavar, help=text, **value)
+        parser.addini(option.ini, option.help, type="string", default=None)
+    # Internal, so not in the table: --cudagraph-base passes it to the processes that it starts.
+    group.addoption(SAMPLE_FLAG, default=None, metavar="DIR", help=SUPPRESS)
+
+
+def is_any_set(config: pytest.Config) -> bool:
+    """Whether the command line or the ini file sets an option of the table."""
+    flags = any(config.getoption(flag) is not None for flag in (SAMPLE_FLAG, *(option.flag for option in OPTIONS)))
+    # Older versions of pytest return "" or [] for an ini option that is not set.
+    return flags or any(config.getini(option.ini) not in (None, "", []) for option in OPTIONS)
+
+
+MARK = "graph_speedup"
+FIXTURES = frozenset(
+    {"cudagraph", "compile_model", "capture_graphs", "assert_replay_close", "measure_speedup", "perf_monitor", "tune"}
+)
+
+DECODE_MARK = "decode"
+DECODE_FIXTURES = frozenset({"decode_engine", "engine_modes"})
+
+WORKLOAD_MARK = "workload"
+WORKLOAD_FIXTURES = frozenset({"cudagraph", "measure_speedup", "decode_engine"})
+"""Those whose results can be ranked."""
+
+MARK_HELPS = (
+    f"{MARK}(min=1.15 | {{batch: min}}, *, max_slowdown, max_new_kernels, min_over_compiled, accept, batch_sizes, "
+    "compile, device, rtol, atol, time_budget): gate the CUDA graph of the model that the test hands to the cudagraph "
+    "fixtures",
+    f"{DECODE_MARK}(*, min_speedup=1.15 | {{batch: min}}, prompt_lengths, output_lengths, batch_sizes, max_slowdown, "
+    "exact, device, rtol, atol, time_budget): gate what the decode_engine fixture generates with captured steps",
+    f"{WORKLOAD_MARK}(*, group, name): rank this test among those of its group by the measured latencies; by default "
+    "the group is the test function and the name is the id of its parameters",
+)
+
+_ALL_FIXTURES = FIXTURES | DECODE_FIXTURES
+_ALL_MARKS = frozenset({MARK, DECODE_MARK, WORKLOAD_MARK})
+
+
+def uses_plugin(item: pytest.Item) -> bool:
+    """Whether a test uses a fixture of the plugin."""
+    return not _ALL_FIXTURES.isdisjoint(getattr(item, "fixturenames", ()))
+
+
+def concerns_plugin(item: pytest.Item) -> bool:
+    """Whether a test uses a fixture of the plugin or has one of its marks. Every pytest run asks it for each test."""
+    return uses_plugin(item) or any(mark.name in _ALL_MARKS for mark in item.iter_markers())
