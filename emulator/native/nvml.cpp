@@ -186,6 +186,27 @@ API int nvmlInitWithFlags(unsigned) {
   return SUCCESS;
 }
 API int nvmlInit_v2() { return nvmlInitWithFlags(0); }
+API int nvmlInit() { return nvmlInitWithFlags(0); }  // torch.cuda asks for this one by ctypes
+API int nvmlDeviceGetCudaComputeCapability(Handle device, int* major, int* minor) {
+  RETURN_ERROR(check(device));
+  const auto found = properties(index_of(device));
+  *major = found.major;
+  *minor = found.minor;
+  return SUCCESS;
+}
+API int nvmlDeviceGetIndex(Handle device, unsigned* index) {
+  RETURN_ERROR(check(device));
+  *index = index_of(device);
+  return SUCCESS;
+}
+// Whether one device reaches the memory of another, as cudaDeviceCanAccessPeer answers.
+API int nvmlDeviceGetP2PStatus(Handle device, Handle peer, int, int* status) {
+  constexpr int OK = 0, NOT_SUPPORTED_BY_PAIR = 5;
+  RETURN_ERROR(check(device));
+  RETURN_ERROR(check(peer));
+  *status = device == peer ? NOT_SUPPORTED_BY_PAIR : OK;
+  return SUCCESS;
+}
 API int nvmlShutdown() {
   std::lock_guard<std::mutex> lock(starts_mutex);
   if (!starts) return UNINITIALIZED;
@@ -276,9 +297,9 @@ API int nvmlDeviceGetPciInfo_v3(Handle device, PciInfo* out) {
 
 #define READING(name, type, usual) \
   API int name(Handle device, type* out) { return read(device, #name, out, usual); }
-#define READING_OF(name, usual)                                     \
+#define READING_OF(name, usual)                                   \
   API int name(Handle device, unsigned argument, unsigned* out) { \
-    return read(device, #name, out, usual, int(argument));          \
+    return read(device, #name, out, usual, int(argument));        \
   }
 READING_OF(nvmlDeviceGetClockInfo, 1000)
 READING_OF(nvmlDeviceGetMaxClockInfo, 1000)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -181,3 +182,35 @@ def test_a_reading_can_be_refused(gpu, function):
         with pytest.raises(pynvml.NVMLError_NoPermission, match="Insufficient Permissions"):
             getattr(pynvml, function)(gpu)
     getattr(pynvml, function)(gpu)
+
+
+def test_torch_reads_the_device_by_nvml(gpu):
+    # torch starts NVML by itself, with its first function
+    library = ctypes.CDLL("libnvidia-ml.so.1")
+    assert library.nvmlInit() == 0
+    assert library.nvmlShutdown() == 0
+    with answering({"nvmlDeviceGetTemperature": 71, "nvmlDeviceGetUtilizationRates": 30}):
+        assert (torch.cuda.temperature(), torch.cuda.utilization()) == (71, 30)
+    assert pynvml.nvmlDeviceGetCudaComputeCapability(gpu) == torch.cuda.get_device_capability()
+    assert pynvml.nvmlDeviceGetIndex(gpu) == 0
+
+
+@pytest.mark.parametrize("visible", ["0,2", "GPU-0001", "GPU-01"])
+def test_torch_counts_the_visible_devices_by_nvml(visible):
+    code = "from torch import cuda; print(cuda._device_count_nvml(), cuda.device_count(), cuda.is_initialized())"
+    environment = {**os.environ, "CUDA_EMULATOR_DEVICES": "3", "CUDA_VISIBLE_DEVICES": visible}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
+    count = len(visible.split(","))
+    assert done.stdout.split() == [str(count), str(count), "False"], done.stderr
+
+
+def test_two_devices_are_peers_by_nvml():
+    code = """
+import pynvml
+pynvml.nvmlInit()
+gpus = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(2)]
+print(pynvml.nvmlDeviceGetP2PStatus(*gpus, 0), pynvml.nvmlDeviceGetIndex(gpus[1]))
+"""
+    environment = {**os.environ, "CUDA_EMULATOR_DEVICES": "2"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["0", "1"], done.stderr

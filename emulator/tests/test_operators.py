@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import cuda_emulator
 import pytest
 import torch
@@ -216,6 +218,40 @@ def test_the_form_that_does_not_wait_is_captured(row, call):
     assert captured(lambda: call(row)).tolist() == call(row).tolist()
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda row: row.sum().item(),
+        lambda row: row.nonzero(),
+        lambda row: row[row > 1],
+        lambda row: row.unique(),
+        lambda row: row.long().bincount(),
+        lambda row: row.repeat_interleave(torch.ones(4, dtype=torch.long, device="cuda")),
+        lambda row: sparse("cuda").coalesce(),
+    ],
+    ids=["item", "nonzero", "mask", "unique", "bincount", "repeat_interleave", "sparse"],
+)
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
+def test_torchs_debug_mode_sees_the_wait(row, call):
+    try:
+        torch.cuda.set_sync_debug_mode("error")
+        with pytest.raises(RuntimeError, match="called a synchronizing CUDA operation"):
+            call(row)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_a_reduction_of_segments_waits_for_its_lengths(row):
+    def reduce(device):
+        lengths = torch.tensor([1, 3], device=device)
+        return torch.segment_reduce(ROW.to(device), "sum", lengths=lengths)
+
+    with cuda_emulator.asynchronous(1):
+        assert reduce("cuda").tolist() == reduce("cpu").tolist() == [0, 6]
+    with pytest.raises(RuntimeError, match=r"operation (not permitted|failed due to a previous error)"):
+        captured(lambda: torch.segment_reduce(row, "sum", lengths=row.long()))
+
+
 # --- what the kernels compute
 
 
@@ -297,6 +333,18 @@ def test_an_operator_without_elements_launches_nothing(row):
 def test_values_of_the_cpu_are_not_accumulated(row):
     with pytest.raises(RuntimeError, match="expected device cuda:0 but got device cpu for value tensor"):
         row.clone().index_put_((row.long(),), ROW, accumulate=True)
+
+
+@pytest.mark.parametrize("seed", [None, 1])
+def test_a_list_of_outputs_is_written(row, seed):
+    def split():
+        outputs = [torch.empty(1, device="cuda"), torch.empty(3, device="cuda")]
+        torch.split_with_sizes_copy(row, [1, 3], out=outputs)
+        return outputs
+
+    with contextlib.nullcontext() if seed is None else cuda_emulator.asynchronous(seed):
+        assert [output.tolist() for output in split()] == [[0], [1, 2, 3]]
+        assert [output.tolist() for output in captured(split)] == [[0], [1, 2, 3]]
 
 
 # --- sparse tensors

@@ -47,7 +47,7 @@ def outside():
 def test_an_index_out_of_range_is_an_assert_on_the_device(row, call, capfd):
     with asserting_on_the_device():
         call(row, outside())
-    assert "assertion failed: aten::" in capfd.readouterr().err
+    assert "Assertion `aten::" in capfd.readouterr().err
 
 
 def test_a_shape_that_does_not_fit_is_an_error_of_the_call(row):

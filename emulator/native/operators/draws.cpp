@@ -73,8 +73,8 @@ Draw Draw::for_trial(const Operator& op) {
 uint64_t Draw::seed() const {
   const auto& state = state_;
   const uint64_t seed = state.captured_ ? static_cast<uint64_t>(*state.seed_.ptr) : state.seed_.val;
-  const uint64_t offset = state.captured_ ? static_cast<uint64_t>(*state.offset_.ptr) + state.offset_intragraph_
-                                          : state.offset_.val;
+  const uint64_t offset =
+      state.captured_ ? static_cast<uint64_t>(*state.offset_.ptr) + state.offset_intragraph_ : state.offset_.val;
   return ((seed * 0x9E3779B97F4A7C15ull) ^ ((offset + 1) * 0xD1B54A32D192ED03ull)) >> 16;
 }
 

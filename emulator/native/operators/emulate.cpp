@@ -5,6 +5,7 @@
 #include <ATen/ops/empty.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 
@@ -30,9 +31,10 @@ void add_arguments(Work& work, const Operator& op, const Values& arguments, bool
     const auto& value = arguments[i];
     if (value.isDevice()) work.arguments.emplace_back(c10::Device(c10::kCPU));
     else if (value.isGenerator() || op.pin_memory == i) work.arguments.emplace_back();
-    else work.arguments.push_back(map_tensors(value, [&](const at::Tensor& tensor) {
-      return tensor.is_cuda() || !runs_later ? stand_ins.of(tensor) : part_of_launch(tensor);
-    }));
+    else
+      work.arguments.push_back(map_tensors(value, [&](const at::Tensor& tensor) {
+        return tensor.is_cuda() || !runs_later ? stand_ins.of(tensor) : part_of_launch(tensor);
+      }));
   }
 }
 
@@ -135,12 +137,11 @@ void emulate(const Operator& op, torch::jit::Stack* stack) {
   check_devices(op, arguments, device);
   const auto stream = c10::cuda::getCurrentCUDAStream();
   const bool waits = must_wait(op, arguments);
-  if (waits) C10_CUDA_CHECK(cudaStreamSynchronize(stream));  // refused under capture, as on a GPU
+  if (waits) c10::cuda::stream_synchronize(stream);  // refused under capture, as on a GPU
   const bool runs_later = !waits && (is_capturing(stream) || is_asynchronous());
   if (!waits && (runs_later || op.asserts || has_cheap_shapes(op)))
     queue(op, arguments, device, stream, runs_later, stack);
-  else
-    compute_now(op, arguments, device, stream, stack);
+  else compute_now(op, arguments, device, stream, stack);
 }
 
 }  // namespace emulator

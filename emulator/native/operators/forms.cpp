@@ -149,6 +149,15 @@ void copy(const Operator& op, Stack* stack) {
                            self.is_neg() == source.is_neg();
   const bool one_device = self.is_cuda() && self.device() == source.device();
   if (one_device && !(same_layout && self.numel())) return emulate(op, stack);
+  const bool two_devices = self.is_cuda() && source.is_cuda() && !one_device;
+  if (two_devices && !same_layout && self.numel()) {
+    // A GPU's kernel reads the other device. Here the layouts are made equal on their own devices, and bytes are moved.
+    const auto given = source.to(self.scalar_type()).expand(self.sizes()).resolve_conj().resolve_neg().contiguous();
+    auto moved = at::empty(self.sizes(), self.options().memory_format(at::MemoryFormat::Contiguous));
+    at::native::copy_(moved, given, stack->back().toBool());
+    self.copy_(moved);
+    return finish(stack, 3, self);
+  }
   at::native::copy_(self, source, stack->back().toBool());
   finish(stack, 3, self);
 }
@@ -167,9 +176,9 @@ void fused_attention(const Operator& op, Stack* stack) {
   const auto query = given[0].toTensor(), key = given[1].toTensor();
   const bool biased = schema.argumentIndexWithName("attn_bias") && of("attn_bias").isTensor();
   const auto bias = biased ? std::optional<at::Tensor>(of("attn_bias").toTensor()) : std::nullopt;
-  const auto output = std::get<0>(at::_scaled_dot_product_attention_math(
-      query, key, given[2].toTensor(), bias, of("dropout_p").toDouble(), of("is_causal").toBool(), std::nullopt,
-      of("scale").toOptional<double>()));
+  const auto output = std::get<0>(
+      at::_scaled_dot_product_attention_math(query, key, given[2].toTensor(), bias, of("dropout_p").toDouble(),
+                                             of("is_causal").toBool(), std::nullopt, of("scale").toOptional<double>()));
   stack->emplace_back(output);
   for (size_t i = 1; i < schema.returns().size(); ++i) {
     const auto& name = schema.returns()[i].name();

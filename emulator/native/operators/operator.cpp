@@ -14,34 +14,106 @@ namespace {
 
 using Names = std::unordered_set<std::string>;
 
-const Names KEPT = {
-    "aten::empty.memory_format", "aten::empty_strided", "aten::_efficientzerotensor", "aten::as_strided", "aten::view",
-    "aten::view.dtype", "aten::_unsafe_view", "aten::_reshape_alias", "aten::unfold", "aten::view_as_real",
-    "aten::view_as_complex", "aten::alias", "aten::detach", "aten::set_", "aten::set_.source_Storage",
-    "aten::set_.source_Storage_storage_offset", "aten::set_.source_Tensor", "aten::is_set_to", "aten::resize_",
-    "aten::record_stream", "aten::is_pinned", "aten::pin_memory", "aten::_pin_memory", "aten::_local_scalar_dense",
-    "aten::_to_copy", "aten::_copy_from_and_resize", "aten::lazy_clone", "aten::_lazy_clone",
-    "aten::_unsafe_index.Tensor", "aten::_to_sparse", "aten::_to_sparse.sparse_dim", "aten::_to_sparse_csr",
-    "aten::_to_sparse_csc", "aten::_to_sparse_bsr", "aten::_to_sparse_bsc"};
+const Names KEPT = {"aten::empty.memory_format",
+                    "aten::empty_strided",
+                    "aten::_efficientzerotensor",
+                    "aten::as_strided",
+                    "aten::view",
+                    "aten::view.dtype",
+                    "aten::_unsafe_view",
+                    "aten::_reshape_alias",
+                    "aten::unfold",
+                    "aten::view_as_real",
+                    "aten::view_as_complex",
+                    "aten::alias",
+                    "aten::detach",
+                    "aten::set_",
+                    "aten::set_.source_Storage",
+                    "aten::set_.source_Storage_storage_offset",
+                    "aten::set_.source_Tensor",
+                    "aten::is_set_to",
+                    "aten::resize_",
+                    "aten::record_stream",
+                    "aten::is_pinned",
+                    "aten::pin_memory",
+                    "aten::_pin_memory",
+                    "aten::_local_scalar_dense",
+                    "aten::_to_copy",
+                    "aten::_copy_from_and_resize",
+                    "aten::lazy_clone",
+                    "aten::_lazy_clone",
+                    "aten::_unsafe_index.Tensor",
+                    "aten::_to_sparse",
+                    "aten::_to_sparse.sparse_dim",
+                    "aten::_to_sparse_csr",
+                    "aten::_to_sparse_csc",
+                    "aten::_to_sparse_bsr",
+                    "aten::_to_sparse_bsc"};
 const Names TAKEN_WHOLE = {"aten::convolution", "aten::convolution_backward"};
 
 // By the name without overload.
-const Names WAIT = {
-    "equal", "nonzero", "masked_select", "_unique", "_unique2", "unique_dim", "unique_consecutive",
-    "unique_dim_consecutive", "bincount", "linalg_eig", "linalg_eigvals", "_linalg_eigvals", "_linalg_eigh",
-    "_linalg_svd", "linalg_lstsq", "cholesky", "linalg_matrix_exp", "_ctc_loss", "embedding_renorm_",
-    "_nested_tensor_from_mask", "_nested_tensor_from_mask_left_aligned"};
+const Names WAIT = {"equal",
+                    "nonzero",
+                    "masked_select",
+                    "_unique",
+                    "_unique2",
+                    "unique_dim",
+                    "unique_consecutive",
+                    "unique_dim_consecutive",
+                    "bincount",
+                    "linalg_eig",
+                    "linalg_eigvals",
+                    "_linalg_eigvals",
+                    "_linalg_eigh",
+                    "_linalg_svd",
+                    "linalg_lstsq",
+                    "cholesky",
+                    "linalg_matrix_exp",
+                    "_ctc_loss",
+                    "embedding_renorm_",
+                    "segment_reduce",
+                    "_nested_tensor_from_mask",
+                    "_nested_tensor_from_mask_left_aligned"};
 const Names WAIT_BY_ARGUMENTS = {"histc", "repeat_interleave"};
 const Names DRAW_WITHOUT_GENERATOR = {"native_dropout", "_fused_dropout", "_sample_dirichlet"};
 // Their CUDA kernels stop with a device-side assert. A shape that does not fit is refused on the host.
-const Names ASSERT = {
-    "index", "_index_put_impl_", "index_select", "index_add", "index_add_", "index_copy", "index_copy_", "index_reduce",
-    "index_reduce_", "index_fill_", "gather", "scatter", "scatter_", "scatter_add", "scatter_add_", "scatter_reduce",
-    "scatter_reduce_", "take", "put_", "embedding_dense_backward", "_embedding_bag", "_embedding_bag_forward_only",
-    "_embedding_bag_dense_backward", "embedding_renorm_", "nll_loss_forward", "nll_loss_backward", "nll_loss2d_forward",
-    "nll_loss2d_backward", "multi_margin_loss", "multilabel_margin_loss_forward", "max_unpool2d", "max_unpool3d",
-    "masked_scatter_", "binary_cross_entropy", "bernoulli_", "multinomial", "_assert_async"};
-
+const Names ASSERT = {"index",
+                      "_index_put_impl_",
+                      "index_select",
+                      "index_add",
+                      "index_add_",
+                      "index_copy",
+                      "index_copy_",
+                      "index_reduce",
+                      "index_reduce_",
+                      "index_fill_",
+                      "gather",
+                      "scatter",
+                      "scatter_",
+                      "scatter_add",
+                      "scatter_add_",
+                      "scatter_reduce",
+                      "scatter_reduce_",
+                      "take",
+                      "put_",
+                      "embedding_dense_backward",
+                      "_embedding_bag",
+                      "_embedding_bag_forward_only",
+                      "_embedding_bag_dense_backward",
+                      "embedding_renorm_",
+                      "nll_loss_forward",
+                      "nll_loss_backward",
+                      "nll_loss2d_forward",
+                      "nll_loss2d_backward",
+                      "multi_margin_loss",
+                      "multilabel_margin_loss_forward",
+                      "max_unpool2d",
+                      "max_unpool3d",
+                      "masked_scatter_",
+                      "binary_cross_entropy",
+                      "bernoulli_",
+                      "multinomial",
+                      "_assert_async"};
 
 const TableRow* row_of(const std::string& name) {
   static const auto* rows = [] {
@@ -61,7 +133,8 @@ bool holds_tensors(const c10::Argument& argument) {
 void describe_arguments(Operator& op, const c10::FunctionSchema& schema) {
   const auto& arguments = schema.arguments();
   for (size_t i = 0; i < arguments.size(); ++i) {
-    if (arguments[i].is_out()) op.outs.push_back(i);
+    const bool is_list = arguments[i].type()->kind() == c10::TypeKind::ListType;
+    if (arguments[i].is_out() && !is_list) op.outs.push_back(i);
     if (arguments[i].name() == "generator") op.generator = i;
     if (arguments[i].name() == "pin_memory") op.pin_memory = i;
   }

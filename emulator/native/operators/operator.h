@@ -12,19 +12,19 @@ enum class Waits { never, always, by_arguments };
 
 struct Operator {
   c10::OperatorHandle handle;
-  std::string name;                              // of the graph's node: aten::add.Tensor
-  std::string wrapper;                           // of torch's generated function that checks devices. Empty: none does
+  std::string name;                               // of the graph's node: aten::add.Tensor
+  std::string wrapper;                            // of torch's generated function that checks devices. Empty: none does
   std::optional<c10::SafeKernelFunction> shapes;  // torch's C++ kernel of the key Meta
   std::optional<c10::OperatorHandle> out_variant;  // the same operation, into tensors that exist
-  std::vector<size_t> checked;                   // arguments with tensors, in the order in which torch checks them
-  std::vector<size_t> outs;                      // arguments that are results: out=
-  std::vector<int> returned;                     // per result: the written argument that it is, or -1
-  std::optional<size_t> generator;               // the argument with a generator
-  std::optional<size_t> pin_memory;              // the argument of this name: the host has no such memory
-  bool draws = false;                            // random numbers
-  bool asserts = false;                          // its CUDA kernel checks values on the device
-  void (*prepare)(Values&) = nullptr;            // brings the arguments into the form that the kernel takes
-  Waits waits = Waits::never;                    // its CUDA code waits for the device
+  std::vector<size_t> checked;                     // arguments with tensors, in the order in which torch checks them
+  std::vector<size_t> outs;                        // arguments that are results: out=
+  std::vector<int> returned;                       // per result: the written argument that it is, or -1
+  std::optional<size_t> generator;                 // the argument with a generator
+  std::optional<size_t> pin_memory;                // the argument of this name: the host has no such memory
+  bool draws = false;                              // random numbers
+  bool asserts = false;                            // its CUDA kernel checks values on the device
+  void (*prepare)(Values&) = nullptr;              // brings the arguments into the form that the kernel takes
+  Waits waits = Waits::never;                      // its CUDA code waits for the device
 };
 
 // Keeps torch's CUDA code: views, allocation, reads of the device, and code that only calls other operators.

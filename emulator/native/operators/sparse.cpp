@@ -5,6 +5,7 @@
 #include <ATen/native/SparseTensorUtils.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 
@@ -22,10 +23,21 @@ using c10::DispatchKey;
 
 // The other operators on sparse tensors are the same code for CPU and CUDA: it calls operators on indices and values.
 bool is_sparse_kernel(const std::string& bare) {
-  static const std::unordered_set<std::string> names = {
-      "add", "mul", "bmm", "addmm", "addmm_", "hspmm", "sspaddmm", "index_select", "_coalesce", "_sparse_sparse_matmul",
-      "_sparse_sum_backward", "_sparse_softmax", "_sparse_softmax_backward_data", "_sparse_log_softmax",
-      "_sparse_log_softmax_backward_data"};
+  static const std::unordered_set<std::string> names = {"add",
+                                                        "mul",
+                                                        "bmm",
+                                                        "addmm",
+                                                        "addmm_",
+                                                        "hspmm",
+                                                        "sspaddmm",
+                                                        "index_select",
+                                                        "_coalesce",
+                                                        "_sparse_sparse_matmul",
+                                                        "_sparse_sum_backward",
+                                                        "_sparse_softmax",
+                                                        "_sparse_softmax_backward_data",
+                                                        "_sparse_log_softmax",
+                                                        "_sparse_log_softmax_backward_data"};
   return names.count(bare);
 }
 
@@ -68,7 +80,7 @@ void emulate_sparse(const Operator& op, torch::jit::Stack* stack) {
   c10::cuda::OptionalCUDAGuard on_device(device);
   c10::impl::ExcludeDispatchKeyGuard guard(keys_above_kernels());
   const auto stream = c10::cuda::getCurrentCUDAStream();
-  C10_CUDA_CHECK(cudaStreamSynchronize(stream));
+  c10::cuda::stream_synchronize(stream);
   Values results;
   std::vector<std::pair<at::Tensor, at::Tensor>> written;
   for (size_t i = 0; i < arguments.size(); ++i) {

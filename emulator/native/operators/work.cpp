@@ -22,10 +22,17 @@ thread_local const Work* launching = nullptr;
 thread_local std::exception_ptr raised;
 
 // How CPU kernels say what a CUDA kernel asserts on the device.
-constexpr const char* VALUE_ERRORS[] = {
-    "out of range", "out of bounds", "out of DATA bounds", "out of boundaries", "invalid max index",
-    "should be between 0 and 1", "Expected p_in >= 0", "Expected Tensor with single nonzero value",
-    "invalid multinomial", "probability tensor", "number of elements of source"};
+constexpr const char* VALUE_ERRORS[] = {"out of range",
+                                        "out of bounds",
+                                        "out of DATA bounds",
+                                        "out of boundaries",
+                                        "invalid max index",
+                                        "should be between 0 and 1",
+                                        "Expected p_in >= 0",
+                                        "Expected Tensor with single nonzero value",
+                                        "invalid multinomial",
+                                        "probability tensor",
+                                        "number of elements of source"};
 
 bool is_about_values(std::string_view text) {
   if (text.find("Dimension out of range") != text.npos) return false;
@@ -70,7 +77,8 @@ void Work::run() const {
       if (to.defined() && tensor.defined()) at::native::copy_(const_cast<at::Tensor&>(to), tensor, false);
     };
     if (value.isTensor()) store(value.toTensor());
-    else if (value.isTensorList()) for (const at::Tensor& tensor : value.toTensorVector()) store(tensor);
+    else if (value.isTensorList())
+      for (const at::Tensor& tensor : value.toTensorVector()) store(tensor);
   }
 }
 

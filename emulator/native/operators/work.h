@@ -11,9 +11,9 @@ namespace emulator {
 
 struct Work {
   const Operator* op;
-  c10::OperatorHandle kernel;        // the operator, or its variant with out=
-  Values arguments;                  // CUDA tensors as host stand-ins
-  std::vector<at::Tensor> results;   // where what the kernel returns belongs. Undefined: it is written in place
+  c10::OperatorHandle kernel;       // the operator, or its variant with out=
+  Values arguments;                 // CUDA tensors as host stand-ins
+  std::vector<at::Tensor> results;  // where what the kernel returns belongs. Undefined: it is written in place
   Draw draw;
 
   void run() const;

@@ -20,20 +20,24 @@ NOT_SUPPORTED(cudaIpcGetMemHandle, cudaIpcMemHandle_t*, void*)
 NOT_SUPPORTED(cudaIpcOpenEventHandle, cudaEvent_t*, cudaIpcEventHandle_t)
 NOT_SUPPORTED(cudaIpcOpenMemHandle, void**, cudaIpcMemHandle_t, unsigned)
 NOT_SUPPORTED(cudaGraphConditionalHandleCreate, cudaGraphConditionalHandle*, cudaGraph_t, unsigned, unsigned)
-NOT_SUPPORTED(cudaGraphAddNode, cudaGraphNode_t*, cudaGraph_t, const cudaGraphNode_t*, const cudaGraphEdgeData*,
-              size_t, cudaGraphNodeParams*)
+NOT_SUPPORTED(cudaGraphAddNode, cudaGraphNode_t*, cudaGraph_t, const cudaGraphNode_t*, const cudaGraphEdgeData*, size_t,
+              cudaGraphNodeParams*)
 NOT_SUPPORTED(cudaStreamAddCallback, cudaStream_t, cudaStreamCallback_t, void*, unsigned)
 NOT_SUPPORTED(cudaLibraryLoadData, cudaLibrary_t*, const void*, cudaJitOption*, void**, unsigned, cudaLibraryOption*,
               void**, unsigned)
 NOT_SUPPORTED(cudaLibraryUnload, cudaLibrary_t)
 NOT_SUPPORTED(cudaLibraryGetKernel, cudaKernel_t*, cudaLibrary_t, const char*)
 
-API CUresult cuInit(unsigned) { return CUDA_SUCCESS; }
+API CUresult cuInit(unsigned) {
+  initialize();
+  return CUDA_SUCCESS;
+}
 API CUresult cuDriverGetVersion(int* version) {
   *version = CUDA_VERSION;
   return CUDA_SUCCESS;
 }
 API CUresult cuDeviceGetCount(int* count) {
+  if (!is_initialized()) return CUDA_ERROR_NOT_INITIALIZED;
   *count = device_count();
   return CUDA_SUCCESS;
 }
@@ -41,9 +45,9 @@ API CUresult cuDeviceGet(CUdevice* device, int index) {
   *device = index;
   return CUDA_SUCCESS;
 }
-API CUresult cuDevicePrimaryCtxGetState(CUdevice, unsigned* flags, int* is_active) {
+API CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned* flags, int* is_active) {
   *flags = 0;
-  *is_active = 1;
+  *is_active = has_context(device);
   return CUDA_SUCCESS;
 }
 static CUcontext only_context() {

@@ -10,9 +10,9 @@ unsigned long long next_id = 1;
 
 cudaError_t begin(cudaStream_t handle, std::shared_ptr<Graph> graph, std::vector<Node*> dependencies,
                   cudaStreamCaptureMode mode) {
-  Stream* stream = find_stream(handle);
+  const auto stream = find_stream(handle);
   if (!stream) return cudaErrorInvalidResourceHandle;
-  if (is_legacy(*stream)) return cudaErrorStreamCaptureUnsupported;
+  if (stream->is_legacy) return cudaErrorStreamCaptureUnsupported;
   if (stream->capture) return cudaErrorIllegalState;
   auto capture = std::make_shared<Capture>();
   capture->id = next_id++;
@@ -41,7 +41,7 @@ std::set<Node*> all_before(std::vector<Node*> nodes) {
 // Work of another member that the stream which began the capture does not wait for.
 bool has_unjoined_work(const Capture& capture) {
   const auto joined = all_before(capture.origin->dependencies);
-  for (auto* member : capture.members)
+  for (const auto& member : capture.members)
     for (auto* node : member->dependencies)
       if (!joined.count(node)) return true;
   return false;
@@ -50,6 +50,21 @@ bool has_unjoined_work(const Capture& capture) {
 cudaStreamCaptureStatus status_of(const Stream& stream) {
   if (!stream.capture) return cudaStreamCaptureStatusNone;
   return stream.capture->is_invalid ? cudaStreamCaptureStatusInvalidated : cudaStreamCaptureStatusActive;
+}
+
+// Whether work on this stream, if it is the legacy one, would wait for a stream that captures.
+bool blocks_legacy(const Capture& capture, const Stream& stream) {
+  if (!stream.is_legacy) return false;
+  for (const auto& member : capture.members)
+    if (member->is_blocking() && member->device == stream.device) return true;
+  return false;
+}
+
+// CUDA cannot tell the state of the legacy stream then. The capture goes on.
+bool is_ambiguous(const Stream& stream) {
+  for (auto& capture : captures())
+    if (blocks_legacy(*capture, stream)) return true;
+  return false;
 }
 
 }  // namespace
@@ -82,20 +97,25 @@ cudaError_t refuse_unsafe(const char* call) {
 }
 
 cudaError_t refuse_implicit(const Stream& stream) {
-  if (captures().empty() || !is_legacy(stream)) return cudaSuccess;
   cudaError_t error = cudaSuccess;
   for (auto& capture : captures())
-    for (auto* member : capture->members)
-      if (member->is_blocking() && member->device == stream.device) {
-        invalidate(*capture);
-        error = cudaErrorStreamCaptureImplicit;
-        break;
-      }
+    if (blocks_legacy(*capture, stream)) {
+      invalidate(*capture);
+      error = cudaErrorStreamCaptureImplicit;
+    }
   return error;
 }
 
+void end_capture(const std::shared_ptr<Capture>& capture) {
+  for (const auto& member : capture->members) {
+    member->capture = nullptr;
+    member->dependencies.clear();
+  }
+  captures().erase(capture);
+}
+
 cudaError_t submit(cudaStream_t handle, Node node, WorkPtr* queued) {
-  Stream* stream;
+  StreamPtr stream;
   {
     Lock lock(state_mutex());
     stream = find_stream(handle);
@@ -108,7 +128,7 @@ cudaError_t submit(cudaStream_t handle, Node node, WorkPtr* queued) {
       return cudaSuccess;
     }
   }
-  auto work = enqueue(*stream, std::move(node.run));
+  auto work = enqueue(*stream, {std::move(node.run), {}, node.duration});
   if (queued) *queued = work;
   bound_queues();
   return cudaSuccess;
@@ -128,12 +148,14 @@ API cudaError_t cudaStreamBeginCaptureToGraph(cudaStream_t stream, cudaGraph_t h
   Lock lock(state_mutex());
   auto graph = find_graph(handle);
   if (!graph) RETURN(cudaErrorInvalidValue);
-  RETURN(begin(stream, graph, {(Node**)dependencies, (Node**)dependencies + count}, mode));
+  std::vector<Node*> nodes;
+  if (!find_nodes(dependencies, count, nodes)) RETURN(cudaErrorInvalidValue);
+  RETURN(begin(stream, graph, std::move(nodes), mode));
 }
 API cudaError_t cudaStreamEndCapture(cudaStream_t handle, cudaGraph_t* out) {
   Lock lock(state_mutex());
   if (out) *out = nullptr;
-  Stream* stream = find_stream(handle);
+  const auto stream = find_stream(handle);
   if (!stream) RETURN(cudaErrorInvalidResourceHandle);
   const auto capture = stream->capture;
   if (!capture) RETURN(cudaErrorIllegalState);
@@ -144,23 +166,18 @@ API cudaError_t cudaStreamEndCapture(cudaStream_t handle, cudaGraph_t* out) {
   if (capture->mode != cudaStreamCaptureModeRelaxed && capture->thread != std::this_thread::get_id())
     RETURN(cudaErrorStreamCaptureWrongThread);
   const bool is_unjoined = has_unjoined_work(*capture);
-  for (auto* member : capture->members) {
-    member->capture = nullptr;
-    member->dependencies.clear();
-  }
-  captures().erase(capture);
+  end_capture(capture);
   trace("capture %llu ends: %zu nodes", capture->id, capture->graph->nodes.size());
   if (capture->is_invalid) RETURN(cudaErrorStreamCaptureInvalidated);
   if (is_unjoined) RETURN(cudaErrorStreamCaptureUnjoined);
-  hold(capture->graph);
-  if (out) *out = (cudaGraph_t)capture->graph.get();
+  if (out) *out = handle_of(capture->graph);
   return cudaSuccess;
 }
 API cudaError_t cudaStreamIsCapturing(cudaStream_t handle, cudaStreamCaptureStatus* status) {
   Lock lock(state_mutex());
-  Stream* stream = find_stream(handle);
+  const auto stream = find_stream(handle);
   if (!stream) RETURN(cudaErrorInvalidResourceHandle);
-  if (auto error = refuse_implicit(*stream)) RETURN(error);
+  if (is_ambiguous(*stream)) RETURN(cudaErrorStreamCaptureImplicit);
   *status = status_of(*stream);
   return cudaSuccess;
 }
@@ -168,18 +185,15 @@ API cudaError_t cudaStreamGetCaptureInfo(cudaStream_t handle, cudaStreamCaptureS
                                          cudaGraph_t* graph, const cudaGraphNode_t** dependencies,
                                          const cudaGraphEdgeData** edges, size_t* count) {
   Lock lock(state_mutex());
-  Stream* stream = find_stream(handle);
+  const auto stream = find_stream(handle);
   if (!stream) RETURN(cudaErrorInvalidResourceHandle);
-  if (auto error = refuse_implicit(*stream)) RETURN(error);
+  if (is_ambiguous(*stream)) RETURN(cudaErrorStreamCaptureImplicit);
   *status = status_of(*stream);
   if (!stream->capture) return cudaSuccess;
-  stream->shown.assign((cudaGraphNode_t*)stream->dependencies.data(),
-                       (cudaGraphNode_t*)stream->dependencies.data() + stream->dependencies.size());
+  stream->shown.clear();
+  for (auto* node : stream->dependencies) stream->shown.push_back(handle_of(node));
   if (id) *id = stream->capture->id;
-  if (graph) {
-    hold(stream->capture->graph);
-    *graph = (cudaGraph_t)stream->capture->graph.get();
-  }
+  if (graph) *graph = handle_of(stream->capture->graph);
   if (dependencies) *dependencies = stream->shown.data();
   if (edges) *edges = nullptr;
   if (count) *count = stream->shown.size();
@@ -188,10 +202,12 @@ API cudaError_t cudaStreamGetCaptureInfo(cudaStream_t handle, cudaStreamCaptureS
 API cudaError_t cudaStreamUpdateCaptureDependencies(cudaStream_t handle, cudaGraphNode_t* nodes,
                                                     const cudaGraphEdgeData*, size_t count, unsigned flags) {
   Lock lock(state_mutex());
-  Stream* stream = find_stream(handle);
+  const auto stream = find_stream(handle);
   if (!stream || !stream->capture) RETURN(cudaErrorIllegalState);
+  std::vector<Node*> added;
+  if (!find_nodes(nodes, count, added)) RETURN(cudaErrorInvalidValue);
   if (flags == cudaStreamSetCaptureDependencies) stream->dependencies.clear();
-  stream->dependencies.insert(stream->dependencies.end(), (Node**)nodes, (Node**)nodes + count);
+  stream->dependencies.insert(stream->dependencies.end(), added.begin(), added.end());
   return cudaSuccess;
 }
 API cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {

@@ -64,6 +64,12 @@ int& current_device() {
   thread_local int device = 0;
   return device;
 }
+static std::atomic<bool> initialized = false;
+static std::atomic<bool> contexts[MAX_DEVICES] = {};
+bool is_initialized() { return initialized; }
+void initialize() { initialized = true; }
+void make_context(int device) { initialized = contexts[device] = true; }
+bool has_context(int device) { return device >= 0 && device < MAX_DEVICES && contexts[device]; }
 static bool exists(int device) { return device >= 0 && device < device_count(); }
 
 }  // namespace emulator
@@ -71,6 +77,7 @@ static bool exists(int device) { return device >= 0 && device < device_count(); 
 using namespace emulator;
 
 API cudaError_t cudaGetDeviceCount(int* count) {
+  initialize();
   *count = device_count();
   RETURN(*count ? cudaSuccess : cudaErrorNoDevice);
 }
@@ -81,6 +88,7 @@ API cudaError_t cudaGetDevice(int* device) {
 API cudaError_t cudaSetDevice(int device) {
   if (!exists(device)) RETURN(cudaErrorInvalidDevice);
   current_device() = device;
+  make_context(device);
   return cudaSuccess;
 }
 API cudaError_t cudaDriverGetVersion(int* version) {
@@ -159,7 +167,12 @@ API cudaError_t cudaDeviceCanAccessPeer(int* can, int device, int peer) {
   *can = device != peer;
   return cudaSuccess;
 }
-API cudaError_t cudaDeviceEnablePeerAccess(int, unsigned) { return cudaSuccess; }
+API cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned) {
+  static std::set<std::pair<int, int>> enabled;
+  Lock lock(state_mutex());
+  if (!exists(peer) || peer == current_device()) RETURN(cudaErrorInvalidDevice);
+  RETURN(enabled.insert({current_device(), peer}).second ? cudaSuccess : cudaErrorPeerAccessAlreadyEnabled);
+}
 API cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
   if (least) *least = 0;
   if (greatest) *greatest = -5;
@@ -167,12 +180,19 @@ API cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
 }
 API cudaError_t cudaProfilerStart() { return cudaSuccess; }
 API cudaError_t cudaProfilerStop() { return cudaSuccess; }
-// It waits for the streams that capture too, in every mode: the captures are over.
+// It waits for the streams of the device that capture too, in every mode: the captures are over.
 API cudaError_t cudaDeviceSynchronize() {
   {
     Lock lock(state_mutex());
-    for (auto& capture : captures()) invalidate(*capture);
-    if (!captures().empty()) RETURN(cudaErrorStreamCaptureUnsupported);
+    bool is_refused = false;
+    for (const auto& capture : captures()) {
+      const auto& members = capture->members;
+      const auto is_here = [](const StreamPtr& member) { return member->device == current_device(); };
+      if (std::none_of(members.begin(), members.end(), is_here)) continue;
+      invalidate(*capture);
+      is_refused = true;
+    }
+    if (is_refused) RETURN(cudaErrorStreamCaptureUnsupported);
   }
   finish_device(current_device());
   RETURN(cudaSuccess);

@@ -10,7 +10,7 @@ namespace {
 
 thread_local cudaError_t last_error = cudaSuccess;
 // A failed kernel ends the CUDA context: every later call answers its error.
-cudaError_t lasting_error = cudaSuccess;
+std::atomic<cudaError_t> lasting_error = cudaSuccess;
 
 struct Text {
   const char* name;
@@ -21,6 +21,7 @@ const std::map<int, Text>& texts() {
       {0, {"cudaSuccess", "no error"}},
       {1, {"cudaErrorInvalidValue", "invalid argument"}},
       {2, {"cudaErrorMemoryAllocation", "out of memory"}},
+      {3, {"cudaErrorInitializationError", "initialization error"}},
       {100, {"cudaErrorNoDevice", "no CUDA-capable device is detected"}},
       {101, {"cudaErrorInvalidDevice", "invalid device ordinal"}},
       {400, {"cudaErrorInvalidResourceHandle", "invalid resource handle"}},
@@ -30,6 +31,8 @@ const std::map<int, Text>& texts() {
       {700, {"cudaErrorIllegalAddress", "an illegal memory access was encountered"}},
       {704, {"cudaErrorPeerAccessAlreadyEnabled", "peer access is already enabled"}},
       {710, {"cudaErrorAssert", "device-side assert triggered"}},
+      {712, {"cudaErrorHostMemoryAlreadyRegistered", "part or all of the requested memory range is already mapped"}},
+      {713, {"cudaErrorHostMemoryNotRegistered", "pointer does not correspond to a registered memory region"}},
       {801, {"cudaErrorNotSupported", "operation not supported"}},
       {900, {"cudaErrorStreamCaptureUnsupported", "operation not permitted when stream is capturing"}},
       {901, {"cudaErrorStreamCaptureInvalidated", "operation failed due to a previous error during capture"}},
@@ -38,7 +41,8 @@ const std::map<int, Text>& texts() {
       {904, {"cudaErrorStreamCaptureUnjoined", "capturing stream has unjoined work"}},
       {905, {"cudaErrorStreamCaptureIsolation", "dependency created on uncaptured work in another stream"}},
       {906,
-       {"cudaErrorStreamCaptureImplicit", "operation would make the legacy stream depend on a capturing blocking stream"}},
+       {"cudaErrorStreamCaptureImplicit",
+        "operation would make the legacy stream depend on a capturing blocking stream"}},
       {907, {"cudaErrorCapturedEvent", "operation not permitted on an event last recorded in a capturing stream"}},
       {908,
        {"cudaErrorStreamCaptureWrongThread",
@@ -68,7 +72,8 @@ void trace(const char* format, ...) {
 }
 
 cudaError_t set_error(cudaError_t error, const char* call) {
-  if (lasting_error != cudaSuccess) error = lasting_error;
+  const cudaError_t lasting = lasting_error;
+  if (lasting != cudaSuccess) error = lasting;
   if (error != cudaSuccess) {
     last_error = error;
     trace("%s: %d", call, (int)error);
@@ -80,12 +85,15 @@ cudaError_t set_error(cudaError_t error, const char* call) {
 
 using namespace emulator;
 
+API cudaError_t cudaPeekAtLastError() {
+  const cudaError_t lasting = lasting_error;
+  return lasting != cudaSuccess ? lasting : last_error;
+}
 API cudaError_t cudaGetLastError() {
-  const cudaError_t error = lasting_error != cudaSuccess ? lasting_error : last_error;
+  const cudaError_t error = cudaPeekAtLastError();
   last_error = cudaSuccess;
   return error;
 }
-API cudaError_t cudaPeekAtLastError() { return lasting_error != cudaSuccess ? lasting_error : last_error; }
 API const char* cudaGetErrorName(cudaError_t error) {
   const auto found = texts().find(error);
   return found == texts().end() ? "cudaErrorUnknown" : found->second.name;
@@ -101,12 +109,11 @@ API CUresult cuGetErrorString(CUresult error, const char** text) {
 
 // A kernel's own check failed: CUDA reports it at the next call, and at each one after it.
 API void cuda_emulator_device_assert(const char* what) {
-  fprintf(stderr, "emulated CUDA device: assertion failed: %s\n", what);
+  fprintf(stderr, "emulated CUDA device: Assertion `%s` failed.\n", what);
   lasting_error = cudaErrorAssert;
 }
 // What CUDA needs a new process for. Returns whether there was an error.
 API int cuda_emulator_clear_error(void) {
-  const bool had_one = lasting_error != cudaSuccess;
-  lasting_error = last_error = cudaSuccess;
-  return had_one;
+  last_error = cudaSuccess;
+  return lasting_error.exchange(cudaSuccess) != cudaSuccess;
 }

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <optional>
 #include <unordered_map>
 
 namespace emulator {
@@ -40,11 +41,19 @@ const char* name_of(const void* function) {
   return found == kernel_names().end() ? "a kernel without a name" : found->second;
 }
 
-cudaError_t launch_unknown(const void* function, dim3 grid, dim3 block, cudaStream_t stream) {
+// The kernel of torch.cuda._sleep: its argument is a number of cycles, and a cycle is a nanosecond here.
+std::optional<std::chrono::nanoseconds> sleep_of(const char* name, void** arguments) {
+  if (!arguments || !strstr(name, "spin_kernel")) return std::nullopt;
+  return std::chrono::nanoseconds(*(const int64_t*)arguments[0]);
+}
+
+cudaError_t launch_kernel(const void* function, dim3 grid, dim3 block, void** arguments, cudaStream_t stream) {
   const char* name = name_of(function);
   count_launch();
-  count_unknown(name);
-  return submit(stream, {CU_GRAPH_NODE_TYPE_KERNEL, name, nullptr, {}, nullptr, grid, block});
+  Node node{CU_GRAPH_NODE_TYPE_KERNEL, name, nullptr, {}, nullptr, grid, block};
+  if (const auto duration = sleep_of(name, arguments)) node.duration = *duration;
+  else count_unknown(name);
+  return submit(stream, std::move(node));
 }
 
 }  // namespace
@@ -68,7 +77,7 @@ API int cuda_emulator_launch(cudaStream_t stream, const char* name, void (*run)(
                              void (*drop)(void*)) {
   std::shared_ptr<void> held(data, drop);
   count_launch();
-  Node node{CU_GRAPH_NODE_TYPE_KERNEL, name, [held = std::move(held), run] { run(held.get()); }, {}, nullptr};
+  Node node{CU_GRAPH_NODE_TYPE_KERNEL, name, [held = std::move(held), run] { run(held.get()); }};
   return set_error(submit(stream, std::move(node)), name);
 }
 // For the libraries that this device does not have.
@@ -123,21 +132,23 @@ API cudaError_t __cudaGetKernel(cudaKernel_t* kernel, const void* function) {
   *kernel = (cudaKernel_t)function;
   return cudaSuccess;
 }
-API cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void**, size_t, cudaStream_t stream) {
-  RETURN(launch_unknown((const void*)kernel, grid, block, stream));
+API cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void** arguments, size_t,
+                                   cudaStream_t stream) {
+  RETURN(launch_kernel((const void*)kernel, grid, block, arguments, stream));
 }
-API cudaError_t cudaLaunchKernel(const void* function, dim3 grid, dim3 block, void**, size_t, cudaStream_t stream) {
-  RETURN(launch_unknown(function, grid, block, stream));
+API cudaError_t cudaLaunchKernel(const void* function, dim3 grid, dim3 block, void** arguments, size_t,
+                                 cudaStream_t stream) {
+  RETURN(launch_kernel(function, grid, block, arguments, stream));
 }
-API cudaError_t cudaLaunchCooperativeKernel(const void* function, dim3 grid, dim3 block, void**, size_t,
+API cudaError_t cudaLaunchCooperativeKernel(const void* function, dim3 grid, dim3 block, void** arguments, size_t,
                                             cudaStream_t stream) {
-  RETURN(launch_unknown(function, grid, block, stream));
+  RETURN(launch_kernel(function, grid, block, arguments, stream));
 }
-API cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* function, void**) {
-  RETURN(launch_unknown(function, config->gridDim, config->blockDim, config->stream));
+API cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* function, void** arguments) {
+  RETURN(launch_kernel(function, config->gridDim, config->blockDim, arguments, config->stream));
 }
 API cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* data) {
-  RETURN(submit(stream, {CU_GRAPH_NODE_TYPE_HOST, "host", [=] { function(data); }, {}, nullptr}));
+  RETURN(submit(stream, {CU_GRAPH_NODE_TYPE_HOST, "host", [=] { function(data); }}));
 }
 API cudaError_t cudaMemcpyToSymbol(const void* symbol, const void* from, size_t bytes, size_t offset, cudaMemcpyKind) {
   Lock lock(state_mutex());
@@ -166,7 +177,8 @@ API cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const
   *blocks = 2;
   return cudaSuccess;
 }
-API cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* blocks, const void*, int, size_t, unsigned) {
+API cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* blocks, const void*, int, size_t,
+                                                                       unsigned) {
   *blocks = 2;
   return cudaSuccess;
 }

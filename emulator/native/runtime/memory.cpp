@@ -23,7 +23,6 @@ std::map<uintptr_t, Block>& blocks() {
   return *blocks;
 }
 size_t used_bytes[MAX_DEVICES] = {};
-bool has_context[MAX_DEVICES] = {};
 std::atomic<size_t>& total_bytes() {
   static auto* total = [] {
     const char* wanted = getenv("CUDA_EMULATOR_MEMORY");
@@ -62,20 +61,21 @@ cudaError_t allocate(void** out, size_t bytes, bool is_pinned) {
   *out = nullptr;
   if (!bytes) return cudaSuccess;
   const int device = current_device();
-  if (!is_pinned && (fails_on_request() || used_bytes[device] + bytes > total_bytes())) return cudaErrorMemoryAllocation;
+  if (!is_pinned && (fails_on_request() || used_bytes[device] + bytes > total_bytes()))
+    return cudaErrorMemoryAllocation;
   const size_t mapped_bytes = (bytes + PAGE_BYTES - 1) & ~(PAGE_BYTES - 1);
   *out = map_aligned(mapped_bytes);
   if (!*out) return cudaErrorMemoryAllocation;
   blocks()[(uintptr_t)*out] = {bytes, mapped_bytes, device, is_pinned};
   if (!is_pinned) used_bytes[device] += bytes;
-  has_context[device] = true;
+  make_context(device);
   return cudaSuccess;
 }
 
 // Waits for the devices first, as cudaFree and cudaFreeHost do.
 cudaError_t release(void* address) {
   if (!address) return cudaSuccess;
-  for (int device = 0; device < device_count(); ++device) finish_device(device);
+  finish_all();
   Lock lock(state_mutex());
   auto found = blocks().find((uintptr_t)address);
   if (found == blocks().end()) return cudaErrorInvalidValue;
@@ -85,11 +85,11 @@ cudaError_t release(void* address) {
   return cudaSuccess;
 }
 
-Node copy_node(std::function<void()> run) { return {CU_GRAPH_NODE_TYPE_MEMCPY, "memcpy", std::move(run), {}, nullptr}; }
+Node copy_node(std::function<void()> run) { return {CU_GRAPH_NODE_TYPE_MEMCPY, "memcpy", std::move(run)}; }
 
 bool is_capturing(cudaStream_t stream) {
   Lock lock(state_mutex());
-  const Stream* found = find_stream(stream);
+  const auto found = find_stream(stream);
   return found && found->capture;
 }
 
@@ -139,14 +139,15 @@ API cudaError_t cudaFreeHost(void* address) {
 API cudaError_t cudaHostRegister(void* address, size_t bytes, unsigned) {
   REFUSE_UNSAFE();
   Lock lock(state_mutex());
+  if (find_block(address)) RETURN(cudaErrorHostMemoryAlreadyRegistered);
   blocks()[(uintptr_t)address] = {bytes, 0, current_device(), true};
   RETURN(cudaSuccess);
 }
 API cudaError_t cudaHostUnregister(void* address) {
   REFUSE_UNSAFE();
-  for (int device = 0; device < device_count(); ++device) finish_device(device);
+  finish_all();
   Lock lock(state_mutex());
-  RETURN(blocks().erase((uintptr_t)address) ? cudaSuccess : cudaErrorInvalidValue);
+  RETURN(blocks().erase((uintptr_t)address) ? cudaSuccess : cudaErrorHostMemoryNotRegistered);
 }
 API cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* bytes) {
   Lock lock(state_mutex());
@@ -159,9 +160,7 @@ API cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, cons
   Lock lock(state_mutex());
   const Block* block = find_block(address);
   memset(attributes, 0, sizeof *attributes);
-  attributes->type = !block             ? cudaMemoryTypeUnregistered
-                     : block->is_pinned ? cudaMemoryTypeHost
-                                        : cudaMemoryTypeDevice;
+  attributes->type = !block ? cudaMemoryTypeUnregistered : block->is_pinned ? cudaMemoryTypeHost : cudaMemoryTypeDevice;
   attributes->device = block ? block->device : 0;
   attributes->hostPointer = block && !block->is_pinned ? nullptr : (void*)address;
   attributes->devicePointer = block ? (void*)address : nullptr;
@@ -188,7 +187,7 @@ API cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyK
   RETURN(error);
 }
 API cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stream) {
-  RETURN(submit(stream, {CU_GRAPH_NODE_TYPE_MEMSET, "memset", [=] { memset(to, value, bytes); }, {}, nullptr}));
+  RETURN(submit(stream, {CU_GRAPH_NODE_TYPE_MEMSET, "memset", [=] { memset(to, value, bytes); }}));
 }
 API cudaError_t cudaMemset(void* to, int value, size_t bytes) {
   REFUSE_UNSAFE();
@@ -199,11 +198,8 @@ API size_t cuda_emulator_used_bytes(int device) {
   Lock lock(state_mutex());
   return device >= 0 && device < MAX_DEVICES ? used_bytes[device] : 0;
 }
-// From the first memory on a device, NVML lists this process among those that use it.
-API int cuda_emulator_has_context(int device) {
-  Lock lock(state_mutex());
-  return device >= 0 && device < MAX_DEVICES && has_context[device];
-}
+// From its first use of a device, NVML lists this process among those that use it.
+API int cuda_emulator_has_context(int device) { return has_context(device); }
 API void cuda_emulator_set_memory(size_t bytes) { total_bytes() = bytes; }
 // After `allocations` more of them, `failures` allocations of device memory fail.
 API void cuda_emulator_fail_allocations(long long allocations, long long failures) {

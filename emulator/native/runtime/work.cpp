@@ -1,8 +1,9 @@
-// The queues of the streams, and the order in which their work runs.
+// The work that waits, and the order in which it runs.
 //
-// Without a seed each piece of work runs when it is queued. With a seed (CUDA_EMULATOR_SEED) it waits in its stream's
-// queue until something must wait for it. Every order that CUDA allows may then happen, and the seed chooses: only what
-// is needed, everything else first, or any mixture. So a missing wait shows as a wrong number.
+// Without a seed each piece of work runs when it is queued. With a seed (CUDA_EMULATOR_SEED) it waits until something
+// must wait for it. A piece waits for the one before it in its stream, and a node of a graph for its dependencies only,
+// so every order of pieces that CUDA allows may happen. The seed chooses: only what is needed, everything else first, or
+// any mixture. So a missing wait shows as a wrong number.
 #include "runtime.h"
 
 #include <algorithm>
@@ -20,7 +21,7 @@ std::recursive_mutex& run_mutex() {
   return *mutex;
 }
 struct Order {
-  bool asynchronous = false;
+  std::atomic<bool> asynchronous = false;
   std::mt19937_64 random;
   Order() {
     if (const char* seed = getenv("CUDA_EMULATOR_SEED")) {
@@ -33,52 +34,58 @@ Order& order() {
   static auto* order = new Order;
   return *order;
 }
-size_t pending = 0;
 
-bool is_ready(const Work& work) {
-  for (const auto& other : work.after)
-    if (!other->done) return false;
-  return true;
+std::atomic<size_t> pending = 0;
+unsigned long long next_id = 0;
+// What may run, in the order of the launches, so that a seed gives the same order in each run.
+std::map<unsigned long long, WorkPtr>& ready_work() {
+  static auto* ready = new std::map<unsigned long long, WorkPtr>;
+  return *ready;
 }
 
-// In the order in which the streams were made, so that a seed gives the same order in each run.
-std::vector<WorkPtr> ready_work() {
-  std::vector<WorkPtr> ready;
-  for (auto* stream : streams())
-    if (!stream->queue.empty() && is_ready(*stream->queue.front())) ready.push_back(stream->queue.front());
-  std::sort(ready.begin(), ready.end(), [](auto& a, auto& b) { return a->stream->id < b->stream->id; });
-  return ready;
+void make_ready(const WorkPtr& work) {
+  if (work->duration.count()) work->not_before = Clock::now() + work->duration;
+  ready_work()[work->id] = work;
+}
+
+void mark_done(const WorkPtr& work) {
+  work->done_at = Clock::now();
+  work->done = true;
+  for (const auto& follower : work->followers) {
+    auto& after = follower->after;
+    after.erase(std::find(after.begin(), after.end(), work));
+    if (after.empty()) make_ready(follower);
+  }
+  work->followers.clear();
 }
 
 void run(const WorkPtr& work) {
+  std::this_thread::sleep_until(work->not_before);
   if (work->run) work->run();
   std::function<void()> finished;  // what it holds is freed outside the lock
   Lock lock(state_mutex());
   finished.swap(work->run);
-  work->done = true;
-  work->done_at = Clock::now();
-  work->after.clear();
-  work->stream->queue.pop_front();
+  ready_work().erase(work->id);
+  mark_done(work);
   --pending;
 }
 
-// The head of a queue that must run before the target can.
-WorkPtr needed_for(const WorkPtr& target) {
-  WorkPtr work = target;
-  while (true) {
-    WorkPtr head = work->stream->queue.front();
-    const Work* blocked_by = nullptr;
-    for (const auto& other : head->after)
-      if (!other->done) {
-        blocked_by = other.get();
-        work = other;
-        break;
-      }
-    if (!blocked_by) return head;
-  }
+// Something that must run before the target can, and may run now.
+WorkPtr needed_for(WorkPtr work) {
+  while (!work->after.empty()) work = work->after[random_below(work->after.size())];
+  return work;
 }
 
 enum class Policy { only_needed, others_first, any };
+
+// What may run now, but for kernels that have time left to sleep.
+template <class Condition>
+std::vector<WorkPtr> candidates(const Condition& condition) {
+  std::vector<WorkPtr> chosen;
+  for (const auto& [id, work] : ready_work())
+    if (condition(*work) && work->not_before <= Clock::now()) chosen.push_back(work);
+  return chosen;
+}
 
 void step(const WorkPtr& target, Policy policy) {
   WorkPtr next;
@@ -87,10 +94,9 @@ void step(const WorkPtr& target, Policy policy) {
     if (target->done) return;
     next = needed_for(target);
     if (policy != Policy::only_needed) {
-      std::vector<WorkPtr> candidates;
-      for (auto& work : ready_work())
-        if (policy == Policy::any || work->stream != target->stream) candidates.push_back(work);
-      if (!candidates.empty()) next = candidates[random_below(candidates.size())];
+      const auto others =
+          candidates([&](const Work& work) { return policy == Policy::any || work.stream != target->stream; });
+      if (!others.empty()) next = others[random_below(others.size())];
     }
   }
   run(next);
@@ -102,7 +108,7 @@ void run_some(size_t count) {
     WorkPtr next;
     {
       Lock lock(state_mutex());
-      auto ready = ready_work();
+      const auto ready = candidates([](const Work&) { return true; });
       if (ready.empty()) return;
       next = ready[random_below(ready.size())];
     }
@@ -111,16 +117,13 @@ void run_some(size_t count) {
 }
 
 // What CUDA's legacy stream waits for, and what waits for it.
-void add_implicit_waits(Stream& stream, std::vector<WorkPtr>& after) {
-  auto wait_for = [&](const Stream& other) {
-    if (other.last && !other.last->done) after.push_back(other.last);
-  };
-  if (!is_legacy(stream)) {
-    if (stream.is_blocking()) wait_for(legacy_stream(stream.device));
+void add_implicit_waits(const Stream& stream, std::vector<WorkPtr>& after) {
+  if (!stream.is_legacy) {
+    if (stream.is_blocking()) after.push_back(legacy_stream(stream.device)->last);
     return;
   }
-  for (auto* other : streams())
-    if (other != &stream && other->device == stream.device && other->is_blocking()) wait_for(*other);
+  for (const auto& [handle, other] : streams())
+    if (!other->is_legacy && other->device == stream.device && other->is_blocking()) after.push_back(other->last);
 }
 
 }  // namespace
@@ -132,23 +135,42 @@ size_t random_below(size_t end) {
   return order().random() % end;
 }
 
-WorkPtr enqueue(Stream& stream, std::function<void()> run, std::vector<WorkPtr> after) {
+WorkPtr finished_work() {
   auto work = std::make_shared<Work>();
+  work->done_at = Clock::now();
+  work->done = true;
+  return work;
+}
+
+WorkPtr add_work(const Stream& stream, Launch launch) {
+  auto work = std::make_shared<Work>();
+  Lock lock(state_mutex());
+  work->run = std::move(launch.run);
+  work->id = next_id++;
   work->stream = &stream;
+  work->duration = launch.duration;
+  for (const auto& before : std::set<WorkPtr>(launch.after.begin(), launch.after.end())) {
+    if (!before || before->done) continue;
+    work->after.push_back(before);
+    before->followers.push_back(work);
+  }
+  std::sort(work->after.begin(), work->after.end(), [](auto& a, auto& b) { return a->id < b->id; });
+  ++pending;
+  if (work->after.empty()) make_ready(work);
+  return work;
+}
+
+WorkPtr enqueue(Stream& stream, Launch launch) {
   if (!is_asynchronous()) {
-    if (run) run();
-    work->done = true;
-    work->done_at = Clock::now();
-    return work;
+    std::this_thread::sleep_for(launch.duration);
+    if (launch.run) launch.run();
+    return finished_work();
   }
   Lock lock(state_mutex());
-  work->run = std::move(run);
-  work->after = std::move(after);
-  add_implicit_waits(stream, work->after);
-  stream.queue.push_back(work);
-  stream.last = work;
-  ++pending;
-  return work;
+  launch.after.push_back(stream.last);
+  add_implicit_waits(stream, launch.after);
+  stream.last = add_work(stream, std::move(launch));
+  return stream.last;
 }
 
 void bound_queues() {
@@ -166,10 +188,14 @@ void finish_device(int device) {
   std::vector<WorkPtr> targets;
   {
     Lock lock(state_mutex());
-    for (auto* stream : streams())
+    for (const auto& [handle, stream] : streams())
       if (stream->device == device && stream->last) targets.push_back(stream->last);
   }
   for (const auto& target : targets) finish(target);
+}
+
+void finish_all() {
+  for (int device = 0; device < device_count(); ++device) finish_device(device);
 }
 
 bool poll(const WorkPtr& target) {
@@ -183,7 +209,7 @@ bool poll(const WorkPtr& target) {
 // A seed of -1 runs work at once again, after everything that waits.
 API void cuda_emulator_set_seed(long long seed) {
   using namespace emulator;
-  for (int device = 0; device < device_count(); ++device) finish_device(device);
+  finish_all();
   Lock lock(state_mutex());
   order().asynchronous = seed >= 0;
   if (seed >= 0) order().random.seed(seed);
