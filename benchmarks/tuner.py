@@ -3,9 +3,8 @@
 A grid has 24 cells: batch size 1, 2, 4, 8, three compile modes, with and without a graph. The cost per row is the sum
 of effects and an interaction, with normal noise of 3 or 15 % and bursts in 5 % of the samples. Weak effects are 0.15 of
 the others, so that many cells are within some percent. The race is the product's own. A grid of one sample, and one of
-15 samples for each cell, are shown beside it, and so is the impact of the parameters against the truth. Time is not
-simulated: a race ends after 400 rounds. Exits 1 if the race's choice is more than 2 % worse than the best in more than
-one of 200 trials of a setting.
+15 samples for each cell, are shown beside it. Time is not simulated: a race ends after 400 rounds. Exits 1 if the
+race's choice is more than 2 % worse than the best in more than one of 200 trials of a setting.
 """
 
 from __future__ import annotations
@@ -18,10 +17,8 @@ import statistics
 import sys
 from collections.abc import Callable
 
-from pytest_cudagraph.serving.tuning.impact import impacts
 from pytest_cudagraph.serving.tuning.race import RaceResult, race
 
-FACTORS = ("batch_size", "compile", "graph")
 CELLS = list(itertools.product((1, 2, 4, 8), ("none", "inductor", "aot"), (False, True)))
 MOST_REGRET, MOST_WRONG = 0.02, 0.005
 ROUNDS = 400
@@ -53,7 +50,6 @@ def main() -> int:
             print(f"  {name:<17} worse by over 2 %: {wrong:6.1%}, mean regret {statistics.fmean(regrets):7.3%}, "
                   f"worst {max(regrets):6.1%}, samples {samples:.0f}")  # fmt: skip
             is_wrong |= name == "race" and wrong > MOST_WRONG
-    _print_impact()
     return int(is_wrong)
 
 
@@ -82,16 +78,6 @@ def _grid(count: int) -> Callable[[Callable[[Cell], float], int], tuple[Cell, in
         return min(CELLS, key=medians.__getitem__), count * len(CELLS)
 
     return choose
-
-
-def _print_impact() -> None:
-    """Fifteen samples of 3 % noise for each cell, against the noiseless grid."""
-    sample = _sampler(1.0, 0.03, random.Random(0))
-    measured = impacts(FACTORS, {cell: math.log(statistics.median(sample(cell) for _ in range(15))) for cell in CELLS})
-    shares = {impact.name: impact.share for impact in measured}
-    print("impact: measured, and true")
-    for impact in impacts(FACTORS, {cell: truth(cell, 1.0) for cell in CELLS}):
-        print(f"  {impact.name:<28} {shares[impact.name]:7.2%} {impact.share:7.2%}")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ def test_tune_and_serve(tune, cudagraph, tmp_path):
     print("\n".join(report.lines()))
     if report.best is None:  # without --cudagraph nothing is measured
         return
-    assert report.best.cell.batch_size == 4  # four rows take hardly longer than one
+    assert report.best.combination.batch_size == 4  # four rows take hardly longer than one
     report.save(tmp_path / "tuned.json")
     with GraphRunner.tuned(tmp_path / "tuned.json", model, x, name="classifier", device=x.device.type) as run:
         assert run(x).shape == (1, 10)

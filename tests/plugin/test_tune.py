@@ -8,7 +8,7 @@ from models import *
 
 def test_tune(tune, cudagraph):
     report = tune(Mlp().eval(), torch.randn(1, 16), batch_sizes=[1, 2])
-    print("best:", report.best and report.best.cell, len(report.cells))
+    print("best:", report.best and report.best.combination, len(report.combinations))
     cudagraph(Mlp().eval(), torch.randn(1, 16), batch_sizes=[1], min_speedup=0.01)
 
 def test_own_error(tune):
@@ -78,7 +78,7 @@ def test_a_model_that_passed_is_tuned_on_request_and_the_summary_has_its_marker(
     ])  # fmt: skip
     found = json.loads((project.path / "run.json").read_text(encoding="utf-8"))["tuned"]
     assert [each["nodeid"] for each in found] == [f"{file}::test_good", f"{file}::test_only_twice"]
-    assert len(found[0]["cells"]) == 4
+    assert len(found[0]["combinations"]) == 4
 
 
 def test_without_the_option_the_model_runs_and_nothing_is_measured(project):

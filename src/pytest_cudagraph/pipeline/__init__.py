@@ -3,4 +3,4 @@
 from pytest_cudagraph.pipeline.device_context import DeviceContext, open_device_context
 from pytest_cudagraph.pipeline.model_run import ModelRun, run_stages
 from pytest_cudagraph.pipeline.prepared_model import nothing_judged, prepare_model, run_once
-from pytest_cudagraph.pipeline.run_results import CompiledModel, Graphs
+from pytest_cudagraph.pipeline.stage_objects import CompiledModel, Graphs

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,10 +10,10 @@ from pytest_cudagraph import measure, pytree, stats
 from pytest_cudagraph.check import reset_difference
 from pytest_cudagraph.errors import InputError
 from pytest_cudagraph.inputs import Example
-from pytest_cudagraph.inputs.example import opaque_arguments
 from pytest_cudagraph.monitor import PerfMonitor
 from pytest_cudagraph.pipeline.device_context import DeviceContext
 from pytest_cudagraph.pipeline.prepared_model import PreparedModel
+from pytest_cudagraph.pipeline.stages import Stages
 from pytest_cudagraph.protocols import Backend, CapturedGraph, MeasuresBusyTime, Model, ShowProgress, StoppingRule
 from pytest_cudagraph.state import NO_CONSTANTS, Constants, Snapshot
 from pytest_cudagraph.units import NS_PER_S, seconds_text
@@ -46,6 +45,44 @@ class CallArguments:
             self.renew()
         return self.is_changed
 
+    def bound(self, call: Model) -> Callable[[], object]:
+        """The call with these arguments."""
+        if self.is_changed:
+            return lambda: call(*self.args, **self.kwargs)
+        # Without the look-ups of attributes, which would be part of every timed call.
+        args, kwargs = self.args, self.kwargs
+        return lambda: call(*args, **kwargs)
+
+
+def preparation(
+    model: Model,
+    before: Snapshot,
+    arguments: Sequence[CallArguments],
+    reset: Callable[[], object] | None = None,
+) -> Callable[[], object] | None:
+    """What restores the state and the containers that a call changes. One call of each finds them, or ``reset``.
+
+    None for a model that changes neither: nothing then runs between its calls.
+    """
+    written: dict[str, None] = {}
+    for index, example in enumerate(arguments):
+        if index:
+            before.rewinder()()
+        model(*example.args, **example.kwargs)
+        written |= dict.fromkeys(before.changes().written)
+    rewind = reset or (before.rewinder(written) if written else None)
+    changed = [example for example in arguments if example.look()]
+    if not changed:
+        return rewind
+
+    def prepare() -> None:
+        for example in changed:
+            example.renew()
+        if rewind is not None:
+            rewind()
+
+    return prepare
+
 
 _MIN_TIME_NS = 0.25 * NS_PER_S
 """A verdict after less would fall within one burst of a noisy neighbour (docs/statistics.md)."""
@@ -70,19 +107,6 @@ class TimingRequest:
     """Whether the replay is timed against the compiled code. ``eager`` of the result is then this code."""
 
 
-@contextmanager
-def state_restored(model: PreparedModel, device_context: DeviceContext, constants: Constants) -> Iterator[Snapshot]:
-    """Restore the model's state and the random generators afterwards: calls inside change them."""
-    extras = opaque_arguments(model.examples.values())
-    before = Snapshot.take(model.eager, extras=extras, constants=constants)
-    rng = device_context.backend.rng_state()
-    try:
-        yield before
-    finally:
-        before.restore()
-        device_context.backend.set_rng_state(rng)
-
-
 def time_batch(
     request: TimingRequest, model: PreparedModel, device_context: DeviceContext, progress: ShowProgress
 ) -> Timing:
@@ -90,10 +114,12 @@ def time_batch(
 
     Blocks in which the device was throttled or shared are discarded and measured again within the budget.
     """
-    with state_restored(model, device_context, request.constants) as before, device_context.backend.running():
+    backend = device_context.backend
+    stages = Stages(model=model.eager, examples=model.examples, backend=backend, constants=request.constants)
+    with stages.restored() as before, backend.running():
         arguments = CallArguments(model.examples[request.batch_size])
-        _check_reset(request, model, device_context.backend)
-        prepare = _preparation(model, before, arguments)
+        _check_reset(request, model, backend)
+        prepare = preparation(model.eager, before, [arguments], model.reset)
         budget = ArmsBudget(min_speedup=request.min_speedup, budget_ns=request.budget_ns, seed=request.seed)
 
         def show(line: str) -> None:
@@ -153,31 +179,20 @@ def _busy_ns(graph: CapturedGraph, timing: Timing, prepare: Callable[[], object]
     if not isinstance(graph, MeasuresBusyTime):
         return timing.device_replay.median_ns if timing.device_replay else None
     passes = min(max(int(_BUSY_NS / timing.replay.median_ns), 1), _MOST_PASSES)
-    found_ns = []
+    times_ns = []
     for _ in range(passes):
         if prepare is not None:
             prepare()
-        found_ns.append(graph.busy_ns())
-    return min(found_ns)
+        times_ns.append(graph.busy_ns())
+    return min(times_ns)
 
 
 def _arms(request: TimingRequest, model: PreparedModel, arguments: CallArguments) -> measure.Arms:
     eager, compiled, graph = model.eager, request.compiled, request.graph
     if request.over_compiled and compiled is not None:
         eager, compiled = compiled, None
-    if arguments.is_changed:
-        return measure.Arms(
-            eager=lambda: eager(*arguments.args, **arguments.kwargs),
-            replay=lambda: graph(*arguments.args, **arguments.kwargs),
-            compiled=None if compiled is None else lambda: compiled(*arguments.args, **arguments.kwargs),
-        )
-    # Without the look-ups of attributes, which would be part of every timed call.
-    args, kwargs = arguments.args, arguments.kwargs
-    return measure.Arms(
-        eager=lambda: eager(*args, **kwargs),
-        replay=lambda: graph(*args, **kwargs),
-        compiled=None if compiled is None else lambda: compiled(*args, **kwargs),
-    )
+    bound = arguments.bound
+    return measure.Arms(eager=bound(eager), replay=bound(graph), compiled=None if compiled is None else bound(compiled))
 
 
 def _rule(budget: ArmsBudget, device_context: DeviceContext) -> StoppingRule:
@@ -206,22 +221,3 @@ def _check_reset(request: TimingRequest, model: PreparedModel, backend: Backend)
     if model.is_copy:
         remedy = "the model is a copy on the GPU of the test's model on the CPU. Make the model on cudagraph.device"
     raise InputError(f"batch {request.batch_size}: reset must let each call do the same; {found}\n  to fix: {remedy}")
-
-
-def _preparation(model: PreparedModel, before: Snapshot, arguments: CallArguments) -> Callable[[], object] | None:
-    """What restores the state and the containers that a call changes. One call finds them, or the user's ``reset``.
-
-    None for a model that changes neither: nothing then runs between its calls.
-    """
-    model.eager(*arguments.args, **arguments.kwargs)
-    written = before.changes().written
-    rewind = model.reset or (before.rewinder(written) if written else None)
-    if not arguments.look():
-        return rewind
-
-    def prepare() -> None:
-        arguments.renew()
-        if rewind is not None:
-            rewind()
-
-    return prepare

@@ -8,16 +8,16 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from pytest_cudagraph import audit, capture, check, compile, gate, hazards
+from pytest_cudagraph import audit, gate, hazards
 from pytest_cudagraph.base_revision.comparison import AgainstBase
 from pytest_cudagraph.base_revision.judge import judge_base
-from pytest_cudagraph.compile import Compiled
 from pytest_cudagraph.errors import CudagraphError, EagerFailed, GraphTestFailure, InputError
-from pytest_cudagraph.pipeline.batch_timing import TimingRequest, state_restored, time_batch
+from pytest_cudagraph.pipeline.batch_timing import TimingRequest, time_batch
 from pytest_cudagraph.pipeline.device_context import DeviceContext
 from pytest_cudagraph.pipeline.model_errors import failure_in, fix_for, judgement_of, places_of
 from pytest_cudagraph.pipeline.prepared_model import PreparedModel, run_eagerly
 from pytest_cudagraph.pipeline.run_results import RunResults
+from pytest_cudagraph.pipeline.stages import Stages
 from pytest_cudagraph.protocols import Model, ShowProgress
 from pytest_cudagraph.settings.case import Case
 from pytest_cudagraph.units import to_ns
@@ -81,11 +81,11 @@ class ModelRun:
             self._attach_report(failure, judgement_of(stage.__name__, failure))
             raise
         except Exception as error:
-            found = failure_in(stage.__name__, error)
-            if found is None:
+            explained = failure_in(stage.__name__, error)
+            if explained is None:
                 raise
-            self._attach_report(*found)
-            raise found[0] from error
+            self._attach_report(*explained)
+            raise explained[0] from error
 
     def _attach_report(self, failure: GraphTestFailure | CudagraphError, judgement: Judgement) -> None:
         sizes = self.results.reached_sizes
@@ -106,31 +106,23 @@ class ModelRun:
         smallest, *others = (self.model.examples[size] for size in sorted(self.model.examples))
         largest = others[-1] if others else None
         backend, constants = self.device_context.backend, self.results.constants
-        found = audit.audit(self.model.eager, smallest, backend, largest, constants, self.audit_rules)
-        found = audit.with_accepted(found, self.case.accept)
-        self.results.audit = found
-        self.results.judgements += [gate.judge_finding(each) for each in found.findings if each.level == "error"]
+        audited = audit.audit(self.model.eager, smallest, backend, largest, constants, self.audit_rules)
+        audited = self.results.audit = audit.with_accepted(audited, self.case.accept)
+        errors = [finding for finding in audited.findings if finding.level == "error"]
+        self.results.judgements += [gate.judge_finding(finding) for finding in errors]
 
     def compile(self) -> None:
         """Compile the model for each batch size. A failed compile is a judgement."""
         self._show(f"compile ({self.case.compile})")
-        with state_restored(self.model, self.device_context, self.results.constants):
-            try:
-                self.results.compiled = self._resources.enter_context(self._compile())
-            except InputError:
-                raise
-            except CudagraphError as error:
-                self.results.judgements.append(gate.judge_compile_failure(error))
-
-    def _compile(self) -> Compiled:
-        return compile.compile_model(
-            self.model.eager,
-            self.model.examples,
-            self.case.compile,
-            self.device_context.backend,
-            cache_dir=self.cache_folder() if self.case.compile == "aot" else Path(),
-            time_limit_s=self.compile_timeout_s,
-        )
+        cache_dir = self.cache_folder() if self.case.compile == "aot" else Path()
+        try:
+            compiled = self._stages.compile(self.case.compile, cache_dir=cache_dir, time_limit_s=self.compile_timeout_s)
+        except InputError:
+            raise
+        except CudagraphError as error:
+            self.results.judgements.append(gate.judge_compile_failure(error))
+        else:
+            self.results.compiled = self._resources.enter_context(compiled)
 
     def call_for(self, batch_size: int) -> Model:
         """What is captured at a batch size: the compiled code, or the model itself."""
@@ -139,17 +131,8 @@ class ModelRun:
 
     def capture(self) -> None:
         """Capture every batch size into one pool. An empty or refused capture is a judgement."""
-        results, backend = self.results, self.device_context.backend
-        captures = results.captures = capture.capture_batches(
-            self.call_for,
-            self.model.examples,
-            self._resources.enter_context(backend.pool()),
-            model=self.model.eager,
-            backend=backend,
-            executions=results.compiled.executions if results.compiled else lambda _: None,
-            constants=results.constants,
-            progress=self._show,
-        )
+        results, pool = self.results, self._resources.enter_context(self.device_context.backend.pool())
+        captures = results.captures = self._stages.capture(pool, results.compiled)
         for batch_size, graph in captures.graphs.items():
             results.judge(batch_size, gate.judge_capture(graph.receipt))
         if captures.refused is not None and captures.refused_batch is not None:
@@ -158,25 +141,14 @@ class ModelRun:
 
     def check(self) -> None:
         """Compare replays with eager on fresh inputs. A second call compares again."""
-        results, eager = self.results, self.model.eager
-        results.agreements = check.check_replays(
-            results.graphs,
-            lambda _: eager,
-            self.model.examples,
-            model=eager,
-            backend=self.device_context.backend,
-            seed=self._seed,
-            rtol=self.case.rtol,
-            atol=self.case.atol,
-            captured_at=results.captures.addresses if results.captures else None,
-            size_states=results.captures.size_states if results.captures else None,
-            captured_for=self.call_for,
-            constants=results.constants,
-            progress=self._show,
-        )
-        for batch_size, found in results.agreements.items():
-            judgement = gate.judge_agreement(found, places=places_of(found, eager), fix=fix_for(found))
-            results.judge(batch_size, judgement)
+        results = self.results
+        results.agreements = self._stages.check(
+            results.graphs, results.compiled, results.captures,
+            seed=self._seed, rtol=self.case.rtol, atol=self.case.atol,
+        )  # fmt: skip
+        for batch_size, agreement in results.agreements.items():
+            places = places_of(agreement, self.model.eager)
+            results.judge(batch_size, gate.judge_agreement(agreement, places=places, fix=fix_for(agreement)))
 
     def measure(self) -> None:
         """Time and judge every batch size. A second call measures again."""
@@ -219,9 +191,16 @@ class ModelRun:
         if self.against_base is not None:
             why_not_judged = self.device_context.why_not_judged
             for size in self.results.reached_sizes:
-                found = self.results.base[size] = self.against_base.find(self.case.name, size)
-                self.results.judge(size, judge_base(found, self.against_base.max_slowdown, why_not_judged))
+                against = self.results.base[size] = self.against_base.find(self.case.name, size)
+                self.results.judge(size, judge_base(against, self.against_base.max_slowdown, why_not_judged))
         return self.results.report(self.case, self.device_context)
+
+    @property
+    def _stages(self) -> Stages:
+        return Stages(
+            model=self.model.eager, examples=self.model.examples, backend=self.device_context.backend,
+            constants=self.results.constants, progress=self._show,
+        )  # fmt: skip
 
     @property
     def _seed(self) -> int:

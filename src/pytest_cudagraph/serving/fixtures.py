@@ -41,7 +41,7 @@ class Tune:
         """Find the best combination of batch size, compile mode and graph, as :func:`pytest_cudagraph.tune`.
 
         Batch sizes and time budget come from marker and settings if they are not given. Without ``--cudagraph`` the
-        model has run once per batch size, and the report has no cells.
+        model has run once per batch size, and the report has no combinations.
         """
         __tracebackhide__ = True
         call = ModelCall(
@@ -66,7 +66,7 @@ def _tune(context: FixtureContext, call: ModelCall, options: dict[str, Any]) -> 
         pipeline.run_once(call, case)
         return tuning.TuningReport(
             name=options["name"], device=None, objective=str(options["objective"]), tolerance=options["tolerance"],
-            cells=(), best=None, is_best_decided=False,
+            combinations=(), best=None, is_best_decided=False,
         )  # fmt: skip
     device_context = context.device_context(case.device)
     prepared = pipeline.prepare_model(call, case, device_context.backend)
@@ -100,13 +100,13 @@ _DEFAULTS = {"graph": (True, False), "objective": "throughput", "constraint": No
 
 
 def _lines(report: TuningReport) -> list[str]:
-    """The best cell, and how to use it."""
+    """The best combination, and how to use it."""
     if report.best is None:
         disturbed = "the device was disturbed in the race between the batch sizes"
-        return [f"tuned: {report.name}: nothing, for {disturbed if report.best_of else report.cells[0].reason}"]
+        return [f"tuned: {report.name}: nothing, for {disturbed if report.best_of else report.combinations[0].reason}"]
     certain = "" if report.is_best_decided else ", not proven"
     usage = report.usage() or ["no graph is the best at any batch size"]
-    return [f"tuned: {report.name}: best is {report.best.cell}{certain}", *(f"  {line}" for line in usage)]
+    return [f"tuned: {report.name}: best is {report.best.combination}{certain}", *(f"  {line}" for line in usage)]
 
 
 class MonitorOfTest:

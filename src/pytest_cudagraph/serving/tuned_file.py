@@ -28,7 +28,7 @@ def save(path: Path, entry: Mapping[str, Any]) -> None:
     Raises :class:`~pytest_cudagraph.errors.CudagraphError` if the file cannot be read or written.
     """
     if not entry["best_of"]:
-        raise CudagraphError(f"{path}: no cell of {entry['name']!r} was measured, so there is nothing to save")
+        raise CudagraphError(f"{path}: no combination of {entry['name']!r} was measured, so there is nothing to save")
     try:
         with FileLock(path.with_name(f".{files.short_name(path.name)}.lock"), timeout=_LOCK_WAIT_S):
             kept = [each for each in _entries(path) if _key(each) != _key(entry)]
@@ -41,25 +41,31 @@ def save(path: Path, entry: Mapping[str, Any]) -> None:
 
 
 def graph_sizes(path: Path, name: str, device: DeviceInfo) -> tuple[int, ...]:
-    """The batch sizes whose best cell is a graph of the model itself.
+    """The batch sizes whose best combination is a graph of the model itself.
 
     Raises :class:`~pytest_cudagraph.errors.InputError` if there is no such entry, or if compiled code was better.
     """
-    cells = best_of(path, name, device)
-    compiled = sorted({cell["compile"] for cell in cells.values() if cell["graph"] and cell["compile"] != "none"})
+    combinations = best_of(path, name, device)
+    compiled = sorted(
+        {
+            combination["compile"]
+            for combination in combinations.values()
+            if combination["graph"] and combination["compile"] != "none"
+        }
+    )
     if compiled:
         raise InputError(
             f"{path}: graphs of compiled code ({', '.join(compiled)}) are the best for {name!r}, and a GraphRunner "
             "captures the model itself: use create_integrated_compiler, or tune with compile=['none']"
         )
-    sizes = tuple(sorted(size for size, cell in cells.items() if cell["graph"]))
+    sizes = tuple(sorted(size for size, combination in combinations.items() if combination["graph"]))
     if not sizes:
         raise InputError(f"{path}: no graph is the best for {name!r} at any batch size: serve the model itself")
     return sizes
 
 
 def best_of(path: Path, name: str, device: DeviceInfo) -> dict[int, dict[str, Any]]:
-    """The best cell of each batch size: ``compile`` and ``graph``.
+    """The best combination of each batch size: ``compile`` and ``graph``.
 
     Raises :class:`~pytest_cudagraph.errors.InputError` if the file has no entry of this name and device.
     """
@@ -68,7 +74,7 @@ def best_of(path: Path, name: str, device: DeviceInfo) -> dict[int, dict[str, An
     if key not in entries:
         there = "; ".join(f"{each!r} on {where}" for each, where in entries) or "none"
         raise InputError(f"{path} has no entry of {name!r} on {key[1]}; found: {there}: run tune(...).save(path) there")
-    return {int(size): cell for size, cell in entries[key]["best_of"].items()}
+    return {int(size): combination for size, combination in entries[key]["best_of"].items()}
 
 
 def _read(path: Path) -> list[dict[str, Any]]:
@@ -97,9 +103,9 @@ def _entries(path: Path, *, must_exist: bool = False) -> list[dict[str, Any]]:
 def _check(entry: Any) -> None:
     """Raise :class:`KeyError`, :class:`TypeError` or :class:`ValueError` for what is no entry."""
     _key(entry)
-    for size, cell in entry["best_of"].items():
-        if int(size) < 1 or not isinstance(cell["compile"], str) or not isinstance(cell["graph"], bool):
-            raise ValueError(f"batch size {size}: {cell}")
+    for size, combination in entry["best_of"].items():
+        if int(size) < 1 or not isinstance(combination["compile"], str) or not isinstance(combination["graph"], bool):
+            raise ValueError(f"batch size {size}: {combination}")
 
 
 def _key(entry: Mapping[str, Any]) -> tuple[str, str]:

@@ -16,7 +16,7 @@ from pytest_cudagraph.measure.sampling import Disturbance, HealthFilter
 from pytest_cudagraph.measure.timer import ArmName, Timer, inner_calls, warm_up
 from pytest_cudagraph.monitor import PerfMonitor
 from pytest_cudagraph.protocols import Backend
-from pytest_cudagraph.serving.tuning.cells import GridOfCells, TuningCell
+from pytest_cudagraph.serving.tuning.grid import Combination, PreparedGrid
 from pytest_cudagraph.serving.tuning.race import RaceResult, race
 from pytest_cudagraph.serving.tuning.report import of_size
 from pytest_cudagraph.stats import summaries
@@ -29,7 +29,7 @@ _FINAL_SHARE = 0.2
 """Of the time budget, for the race between the best of each batch size."""
 _LEAST_NS = 0.25 * NS_PER_S
 _READINGS = 4
-"""Of one cell in one round. Their lower quartile counts, as in a block of the speed gate."""
+"""Of one combination in one round. Their lower quartile counts, as in a block of the speed gate."""
 
 
 class GridMeasurement:
@@ -37,53 +37,59 @@ class GridMeasurement:
 
     def __init__(
         self,
-        cells: GridOfCells,
+        prepared: PreparedGrid,
         objective: Objective,
         tolerance: float,
         budget_ns: float,
         seed: int,
     ) -> None:
-        self._cells, self.objective, self.tolerance = cells, objective, tolerance
+        self._prepared, self.objective, self.tolerance = prepared, objective, tolerance
         self.health = HealthFilter()
-        self._pending: list[TuningCell] = []
+        self._pending: list[Combination] = []
         self._budget_ns, self._seed, self._clock = budget_ns, seed, PerfCounterClock()
         self._timers: dict[int, Timer] = {}
-        self.latencies_ns: dict[TuningCell, list[float]] = {cell: [] for cell in cells.ready}
-        self.heats: dict[int, RaceResult[TuningCell]] = {}
-        self.final: RaceResult[TuningCell] | None = None
+        self.latencies_ns: dict[Combination, list[float]] = {combination: [] for combination in prepared.ready}
+        self.heats: dict[int, RaceResult[Combination]] = {}
+        self.final: RaceResult[Combination] | None = None
         self.measure_ns = 0.0
 
     def run(self) -> None:
         """Measure everything that is ready."""
-        sizes = sorted({cell.batch_size for cell in self._cells.ready})
+        sizes = sorted({combination.batch_size for combination in self._prepared.ready})
         if not sizes:
             return
         begin_ns = time.perf_counter_ns()
         share_ns = self._budget_ns * (1.0 - _FINAL_SHARE if len(sizes) > 1 else 1.0) / len(sizes)
-        with _disturbance_of(self._cells.grid.backend) as disturbance, self._cells.timing() as prepare, gc_paused():
+        with (
+            _disturbance_of(self._prepared.grid.backend) as disturbance,
+            self._prepared.timing() as prepare,
+            gc_paused(),
+        ):
             self.health.disturbance = disturbance
             for size in sizes:
-                self._cells.grid.progress(f"measure batch {size}")
+                self._prepared.grid.progress(f"measure batch {size}")
                 self._timers[size] = self._timer(size, share_ns, prepare)
-                heat = self._race(of_size(self._cells.ready, size), share_ns)
+                heat = self._race(of_size(self._prepared.ready, size), share_ns)
                 if heat is None:
                     self._leave_out(size)
                 else:
                     self.heats[size] = heat
             if len(self.heats) > 1:
-                self._cells.grid.progress("measure the best of each batch size")
+                self._prepared.grid.progress("measure the best of each batch size")
                 winners = [heat.best for heat in self.heats.values()]
                 self.final = self._race(winners, self._budget_ns * _FINAL_SHARE)
         self.measure_ns = time.perf_counter_ns() - begin_ns
 
     def _leave_out(self, size: int) -> None:
-        """No cell of a batch size may win that was measured on a disturbed device only."""
-        for cell in of_size(self._cells.ready, size):
-            self._cells.failed[cell] = f"the device was disturbed all the time: {', '.join(self.health.reasons)}"
-            del self._cells.ready[cell]
+        """No combination of a batch size may win that was measured on a disturbed device only."""
+        for combination in of_size(self._prepared.ready, size):
+            self._prepared.failed[combination] = (
+                f"the device was disturbed all the time: {', '.join(self.health.reasons)}"
+            )
+            del self._prepared.ready[combination]
 
     @property
-    def best(self) -> TuningCell | None:
+    def best(self) -> Combination | None:
         """The best of all. None if the last race had a disturbed device only."""
         last = self.final if len(self.heats) > 1 else next(iter(self.heats.values()), None)
         return last.best if last else None
@@ -94,23 +100,23 @@ class GridMeasurement:
         races = [*self.heats.values(), *([self.final] if self.final else [])]
         return self.best is not None and not any("undecided" in each.places.values() for each in races)
 
-    def cost(self, cell: TuningCell, latency_ns: float) -> float:
+    def cost(self, combination: Combination, latency_ns: float) -> float:
         """By the objective. Raises :class:`~pytest_cudagraph.errors.InputError` for one that is not above zero."""
         if self.objective == "latency":
             return latency_ns
         if self.objective == "throughput":
-            return latency_ns / cell.batch_size
-        cost = self.objective(cell.batch_size, latency_ns)
+            return latency_ns / combination.batch_size
+        cost = self.objective(combination.batch_size, latency_ns)
         if not 0.0 < cost < math.inf:
-            raise InputError(f"an objective gives a finite number above 0; found {value_text(cost)} for {cell}")
+            raise InputError(f"an objective gives a finite number above 0; found {value_text(cost)} for {combination}")
         return float(cost)
 
-    def _timer(self, size: int, share_ns: float, prepare: Callable[[], None] | None) -> Timer:
-        ready = self._cells.ready
+    def _timer(self, size: int, share_ns: float, prepare: Callable[[], object] | None) -> Timer:
+        ready = self._prepared.ready
         timer = Timer(
-            calls={_arm(cell): ready[cell].call for cell in of_size(ready, size)},
+            calls={_arm(combination): ready[combination].call for combination in of_size(ready, size)},
             clock=self._clock,
-            synchronize=self._cells.grid.backend.synchronize,
+            synchronize=self._prepared.grid.backend.synchronize,
             bounds=Bounds.of_budget(share_ns),
             prepare=prepare,
         )
@@ -119,7 +125,7 @@ class GridMeasurement:
             timer.inner_calls = inner_calls(self._clock, min(min(each) for each in warm_ns.values()))
         return timer
 
-    def _race(self, candidates: list[TuningCell], budget_ns: float) -> RaceResult[TuningCell] | None:
+    def _race(self, candidates: list[Combination], budget_ns: float) -> RaceResult[Combination] | None:
         begin_ns = time.perf_counter_ns()
         # A decision after less would fall within one burst of a noisy neighbour (docs/statistics.md).
         least_ns = min(_LEAST_NS, budget_ns / 4)
@@ -140,20 +146,20 @@ class GridMeasurement:
         if not self.health.is_due(now_ns):
             return None
         counted, taken, self._pending = self.health.accepts(pending, now_ns), self._pending, []
-        for cell in taken if not counted else ():
-            self.latencies_ns[cell].pop()
+        for combination in taken if not counted else ():
+            self.latencies_ns[combination].pop()
         return counted
 
-    def _sample(self, cell: TuningCell) -> float:
-        timer = self._timers[cell.batch_size]
-        latency_ns = summaries.quantile([timer.sample_ns(_arm(cell)) for _ in range(_READINGS)], 0.25)
-        self.latencies_ns[cell].append(latency_ns)
-        self._pending.append(cell)
-        return self.cost(cell, latency_ns)
+    def _sample(self, combination: Combination) -> float:
+        timer = self._timers[combination.batch_size]
+        latency_ns = summaries.quantile([timer.sample_ns(_arm(combination)) for _ in range(_READINGS)], 0.25)
+        self.latencies_ns[combination].append(latency_ns)
+        self._pending.append(combination)
+        return self.cost(combination, latency_ns)
 
 
-def _arm(cell: TuningCell) -> ArmName:
-    return cast(ArmName, str(cell))
+def _arm(combination: Combination) -> ArmName:
+    return cast(ArmName, str(combination))
 
 
 @contextmanager

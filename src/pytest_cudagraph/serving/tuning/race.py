@@ -36,6 +36,11 @@ class RaceResult(Generic[K]):
     places: dict[K, Place]
     log_costs: dict[K, list[float]]
 
+    def cost_ratio(self, candidate: K) -> float:
+        """How much more than the best a candidate costs, in the rounds that both ran. A slow machine slows both."""
+        pairs = zip(self.log_costs[candidate], self.log_costs[self.best], strict=False)
+        return math.exp(median(one - other for one, other in pairs))
+
     @property
     def samples(self) -> int:
         """The number of samples in all."""

@@ -1,4 +1,4 @@
-"""Tune a model: make every cell of the grid ready, race the correct ones, report the best and what decides."""
+"""Tune a model: make every combination of the grid ready, race the correct ones, report the best."""
 
 from __future__ import annotations
 
@@ -17,16 +17,14 @@ from pytest_cudagraph.inputs import Example
 from pytest_cudagraph.measure.sampling import HealthFilter
 from pytest_cudagraph.protocols import Backend, Model
 from pytest_cudagraph.serving.graph_runner import open_backend_for
-from pytest_cudagraph.serving.tuning.cells import Grid, GridOfCells, ReadyCell, TuningCell
-from pytest_cudagraph.serving.tuning.impact import Levels, full_subgrid, impacts, noise_share
+from pytest_cudagraph.serving.tuning.grid import Combination, Grid, PreparedGrid, ReadyCombination
 from pytest_cudagraph.serving.tuning.measurement import GridMeasurement, Objective
-from pytest_cudagraph.serving.tuning.report import MeasuredCell, TuningReport, left_out_texts
+from pytest_cudagraph.serving.tuning.report import MeasuredCombination, TuningReport
 from pytest_cudagraph.units import bytes_text, plural, to_ns
 from pytest_cudagraph.values import CompileMode, is_emulated
 
-Constraint = Callable[[ReadyCell], bool]
+Constraint = Callable[[ReadyCombination], bool]
 
-FACTORS = ("batch_size", "compile", "graph")
 _MODES = ("none", "inductor", "aot")
 
 
@@ -52,12 +50,12 @@ def tune(
 ) -> TuningReport:
     """Measure every combination of batch size, compile mode and graph, and find the best.
 
-    A cell with a graph must pass audit, capture and check, a cell with compiled code the check. Others are reported
-    with their reason. The cells of each batch size race until the leader is known to be no worse than any other by more
-    than ``tolerance``, and then the best of each batch size. ``time_budget_s`` limits the measuring, but each cell is
-    measured ten times. ``constraint`` gets a :class:`ReadyCell` and says whether it may race. ``name`` is the key of
-    :meth:`TuningReport.save`, by default the model's class. ``device``, ``batch_dim`` and ``kwargs`` as in
-    :class:`~pytest_cudagraph.GraphRunner`.
+    A combination with a graph must pass audit, capture and check, a combination with compiled code the check. Others
+    are reported with their reason. The combinations of each batch size race until the leader is known to be no worse
+    than any other by more than ``tolerance``, and then the best of each batch size. ``time_budget_s`` limits the
+    measuring, but each combination is measured ten times. ``constraint`` gets a :class:`ReadyCombination` and says
+    whether it may race. ``name`` is the key of :meth:`TuningReport.save`, by default the model's class. ``device``,
+    ``batch_dim`` and ``kwargs`` as in :class:`~pytest_cudagraph.GraphRunner`.
 
     Raises :class:`~pytest_cudagraph.errors.InputError` for unusable arguments, and what the model itself raises.
     """
@@ -98,12 +96,12 @@ def tune_examples(
             graphs=tuple(dict.fromkeys(graph)), backend=backend, cache_dir=Path(cache_dir or folder),
             compile_timeout_s=compile_timeout_s, progress=progress,
         )  # fmt: skip
-        with GridOfCells(grid=grid) as cells:
-            cells.make_ready()
-            _apply(constraint, cells)
-            measured = GridMeasurement(cells, objective, tolerance, to_ns(time_budget_s), seed)
+        with PreparedGrid(grid=grid) as prepared:
+            prepared.make_ready()
+            _apply(constraint, prepared)
+            measured = GridMeasurement(prepared, objective, tolerance, to_ns(time_budget_s), seed)
             measured.run()
-            return _report(name, cells, measured)
+            return _report(name, prepared, measured)
 
 
 def _check_options(compile: Any, graph: Any, objective: Any, tolerance: float, time_budget_s: float) -> None:
@@ -124,22 +122,17 @@ def _is_list_of(values: Any, is_one: Callable[[Any], bool]) -> bool:
     return isinstance(values, list | tuple) and bool(values) and all(map(is_one, values))
 
 
-def _apply(constraint: Constraint | None, cells: GridOfCells) -> None:
-    for cell, ready in list(cells.ready.items()):
+def _apply(constraint: Constraint | None, prepared: PreparedGrid) -> None:
+    for combination, ready in list(prepared.ready.items()):
         if constraint is not None and not constraint(ready):
             memory = "" if ready.memory_bytes is None else f" (memory {bytes_text(ready.memory_bytes)})"
-            cells.failed[cell] = f"the constraint refuses it{memory}"
-            del cells.ready[cell]
+            prepared.failed[combination] = f"the constraint refuses it{memory}"
+            del prepared.ready[combination]
 
 
-def _report(name: str, cells: GridOfCells, measured: GridMeasurement) -> TuningReport:
-    described = devices.describe(cells.grid.backend.kind)
-    found = {cell: _cell(cell, cells, measured) for cell in cells.grid.cells}
-    logs: dict[Levels, list[float]] = {
-        cell: logs for heat in measured.heats.values() for cell, logs in heat.log_costs.items()
-    }
-    present, left_out = full_subgrid(list(logs))
-    kept = {levels: logs[levels] for levels in present}
+def _report(name: str, prepared: PreparedGrid, measured: GridMeasurement) -> TuningReport:
+    described = devices.describe(prepared.grid.backend.kind)
+    results = {each: _measured(each, prepared, measured) for each in prepared.grid.combinations}
     objective = measured.objective if isinstance(measured.objective, str) else "a function"
     is_gpu = described.kind == "cuda" and not is_emulated(described.name)
     return TuningReport(
@@ -147,12 +140,9 @@ def _report(name: str, cells: GridOfCells, measured: GridMeasurement) -> TuningR
         device=described,
         objective=objective,
         tolerance=measured.tolerance,
-        cells=tuple(found.values()),
-        best=None if measured.best is None else found[measured.best],
+        combinations=tuple(results.values()),
+        best=None if measured.best is None else results[measured.best],
         is_best_decided=measured.is_decided,
-        impacts=tuple(impacts(FACTORS, {levels: median(each) for levels, each in kept.items()})) if kept else (),
-        noise_share=noise_share(kept) if kept else 0.0,
-        left_out=left_out_texts(FACTORS, left_out),
         measure_ns=measured.measure_ns,
         notes=(*_disturbed(measured.health), *(() if is_gpu else (_NO_GPU.format(described.name),))),
     )
@@ -166,16 +156,16 @@ def _disturbed(health: HealthFilter) -> list[str]:
     return [f"{discarded}: {', '.join(health.reasons)}"] if health.discarded else []
 
 
-def _cell(cell: TuningCell, cells: GridOfCells, measured: GridMeasurement) -> MeasuredCell:
-    if cell not in cells.ready:
-        return MeasuredCell(cell=cell, reason=cells.failed[cell])
-    readings = measured.latencies_ns[cell]
-    latency_ns = median(readings)
-    return MeasuredCell(
-        cell=cell,
-        place=measured.heats[cell.batch_size].places[cell],
-        latency_ns=latency_ns,
-        cost=measured.cost(cell, latency_ns),
+def _measured(combination: Combination, prepared: PreparedGrid, measured: GridMeasurement) -> MeasuredCombination:
+    if combination not in prepared.ready:
+        return MeasuredCombination(combination=combination, reason=prepared.failed[combination])
+    readings, heat = measured.latencies_ns[combination], measured.heats[combination.batch_size]
+    best_cost = measured.cost(heat.best, median(measured.latencies_ns[heat.best]))
+    return MeasuredCombination(
+        combination=combination,
+        place=heat.places[combination],
+        latency_ns=median(readings),
+        cost=best_cost * heat.cost_ratio(combination),
         samples=len(readings),
-        memory_bytes=cells.ready[cell].memory_bytes,
+        memory_bytes=prepared.ready[combination].memory_bytes,
     )

@@ -92,3 +92,17 @@ def test_later_answers_are_about_all_rounds_since_the_last():
 def test_without_a_round_that_counts_there_is_no_result():
     over = iter([False, False, True])
     assert race(["fast"], sampler(TRUTH, 0.1), counts=lambda p: False, is_over=lambda r: next(over), seed=0) is None
+
+
+def test_the_cost_of_one_that_left_in_a_slow_phase_is_that_of_the_rounds_it_shared_with_the_best():
+    rounds = {"a": 0, "b": 0}
+
+    def sample(candidate):
+        rounds[candidate] += 1
+        return (2.0 if rounds[candidate] <= 40 else 1.0) * (1.0 if candidate == "a" else 1.2)
+
+    result = race(["a", "b"], sample, may_settle=lambda: rounds["a"] > 200 or rounds["b"] > 20,
+                  is_over=lambda count: count >= 300, seed=0)  # fmt: skip
+    assert (result.best, len(result.log_costs["b"]) < 40) == ("a", True)
+    assert result.cost_ratio("b") == pytest.approx(1.2)
+    assert result.cost_ratio("a") == 1.0

@@ -1,4 +1,4 @@
-"""Only correct cells win, every other one is named with its reason, and the result is saved and served."""
+"""Only correct combinations win, every other one is named with its reason, and the result is saved and served."""
 
 import itertools
 import json
@@ -15,9 +15,16 @@ from pytest_cudagraph import GraphRunner
 from pytest_cudagraph.backends import open_backend
 from pytest_cudagraph.backends.capture_mode import is_capturing
 from pytest_cudagraph.errors import CudagraphError, ExpectationMissed, InputError
+from pytest_cudagraph.pipeline import stages
 from pytest_cudagraph.serving.fixtures import _lines
-from pytest_cudagraph.serving.tuning import MeasuredCell, TuningCell, TuningReport, cells, measurement, tune
-from pytest_cudagraph.serving.tuning.impact import Impact
+from pytest_cudagraph.serving.tuning import (
+    Combination,
+    MeasuredCombination,
+    TuningReport,
+    grid,
+    measurement,
+    tune,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -37,19 +44,22 @@ def tuned(given, *inputs, **options):
 
 
 def reasons(report):
-    return {(each.cell.batch_size, each.cell.graph): each.reason for each in report.cells if each.reason}
+    return {
+        (each.combination.batch_size, each.combination.graph): each.reason
+        for each in report.combinations
+        if each.reason
+    }
 
 
 def test_every_cell_is_measured_and_the_best_of_each_size_and_of_all_is_named():
     report = tuned(model())
-    assert [each.cell for each in report.cells] == [
-        TuningCell(size, "none", graph) for size in (1, 2) for graph in (True, False)
+    assert [each.combination for each in report.combinations] == [
+        Combination(size, "none", graph) for size in (1, 2) for graph in (True, False)
     ]
-    assert min(each.samples for each in report.cells) >= 10
+    assert min(each.samples for each in report.combinations) >= 10
     assert set(report.best_of) == {1, 2}
     assert report.best in report.best_of.values()
-    assert sum(each.share for each in report.impacts) == pytest.approx(1.0)
-    assert report.cells[0].memory_bytes > report.cells[1].memory_bytes == 0
+    assert report.combinations[0].memory_bytes > report.combinations[1].memory_bytes == 0
 
 
 class ReadsTheHost(nn.Module):
@@ -61,8 +71,7 @@ def test_a_model_that_cannot_be_captured_has_no_graph_cell():
     report = tuned(ReadsTheHost())
     assert reasons(report) == dict.fromkeys([(1, True), (2, True)], reasons(report)[1, True])
     assert reasons(report)[1, True].startswith("the audit found host-sync: ")
-    assert not report.best.cell.graph
-    assert report.left_out == ()
+    assert not report.best.combination.graph
 
 
 class WrongFromTwoRowsOn(nn.Module):
@@ -75,23 +84,22 @@ class WrongFromTwoRowsOn(nn.Module):
 
 def test_a_cell_whose_replay_is_wrong_never_wins(monkeypatch):
     # The audit knows this hazard. The check must find it too.
-    monkeypatch.setattr("pytest_cudagraph.serving.tuning.cells.GridOfCells._hazard", lambda cells: "")
+    monkeypatch.setattr("pytest_cudagraph.serving.tuning.grid.PreparedGrid._hazard", lambda combinations: "")
     report = tuned(WrongFromTwoRowsOn())
     assert list(reasons(report)) == [(2, True)]
     assert "differs from eager" in reasons(report)[2, True]
-    assert not report.best_of[2].cell.graph
-    assert report.left_out in (("batch_size=2",), ("graph=True",))
+    assert not report.best_of[2].combination.graph
 
 
 def test_a_cell_that_runs_out_of_memory_is_named_and_the_others_go_on(monkeypatch):
-    capture = cells.GridOfCells._prepare
+    capture = grid.PreparedGrid._prepare
 
-    def prepare(grid, cell):
-        if cell == (2, "none", True):
+    def prepare(prepared, combination):
+        if combination == (2, "none", True):
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
-        capture(grid, cell)
+        capture(prepared, combination)
 
-    monkeypatch.setattr(cells.GridOfCells, "_prepare", prepare)
+    monkeypatch.setattr(grid.PreparedGrid, "_prepare", prepare)
     report = tuned(model())
     assert reasons(report) == {(2, True): "OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB"}
     assert report.best is not None
@@ -105,12 +113,12 @@ def test_compiled_code_that_differs_from_eager_never_wins(monkeypatch):
         call = given if mode == "none" else lambda x: given(x) * 1.01
         return Compiled(mode, {size: CompiledBatch(call=call, regions=None, compile_ns=0) for size in examples})
 
-    monkeypatch.setattr("pytest_cudagraph.serving.tuning.cells.compile_model", compiled)
+    monkeypatch.setattr("pytest_cudagraph.pipeline.stages.compile_model", compiled)
     report = tuned(model(), compile=["none", "inductor"], batch_sizes=[1])
-    failed = [each for each in report.cells if each.reason]
-    assert [each.cell.compile for each in failed] == ["inductor", "inductor"]
+    failed = [each for each in report.combinations if each.reason]
+    assert [each.combination.compile for each in failed] == ["inductor", "inductor"]
     assert all("differs from eager" in each.reason for each in failed)
-    assert report.best.cell.compile == "none"
+    assert report.best.combination.compile == "none"
 
 
 def test_a_failed_compile_is_the_reason_of_both_of_its_cells_and_is_not_repeated(monkeypatch):
@@ -120,10 +128,12 @@ def test_a_failed_compile_is_the_reason_of_both_of_its_cells_and_is_not_repeated
             raise CudagraphError("no compiler")
         return compile_model(given, examples, mode, backend, **options)
 
-    tried, compile_model = [], cells.compile_model
-    monkeypatch.setattr(cells, "compile_model", fail)
+    tried, compile_model = [], stages.compile_model
+    monkeypatch.setattr(stages, "compile_model", fail)
     report = tuned(model(), compile=["none", "aot"], batch_sizes=[1])
-    assert [(each.cell.compile, each.reason) for each in report.cells if each.reason] == [("aot", "no compiler")] * 2
+    assert [(each.combination.compile, each.reason) for each in report.combinations if each.reason] == [
+        ("aot", "no compiler")
+    ] * 2
     assert tried == ["aot"]
 
 
@@ -148,7 +158,7 @@ def test_rounds_of_a_throttled_gpu_are_discarded_and_said(monkeypatch):
     answers = itertools.cycle(["throttled (power cap)", "", ""])
     disturbed(monkeypatch, lambda: next(answers))
     report = tuned(model(), batch_sizes=[1], time_budget_s=5.0)
-    assert min(each.samples for each in report.cells) >= 10
+    assert min(each.samples for each in report.combinations) >= 10
     assert re.fullmatch(
         r"\d+ rounds discarded, because the device was disturbed: throttled \(power cap\)", report.notes[0]
     )
@@ -163,7 +173,7 @@ def test_a_cell_that_was_measured_on_a_throttled_gpu_only_never_wins(monkeypatch
 
 def test_without_any_ready_cell_there_is_no_best():
     report = tuned(model(), constraint=lambda ready: False)
-    assert (report.best, report.is_best_decided, report.impacts, report.usage()) == (None, False, (), [])
+    assert (report.best, report.is_best_decided, report.usage()) == (None, False, [])
     assert "not measured" in "\n".join(report.lines())
 
 
@@ -190,28 +200,28 @@ def test_a_model_with_state_starts_each_sample_from_the_same_state_and_keeps_its
 
 
 def fake_costs(monkeypatch, cost_of):
-    def sample(own, cell):
-        own.latencies_ns[cell].append(cost_of(cell))
-        return own.cost(cell, cost_of(cell))
+    def sample(own, combination):
+        own.latencies_ns[combination].append(cost_of(combination))
+        return own.cost(combination, cost_of(combination))
 
     monkeypatch.setattr(measurement.GridMeasurement, "_sample", sample)
 
 
 def test_a_slow_cell_never_wins_and_is_named(monkeypatch):
-    fake_costs(monkeypatch, lambda cell: 1.3 if cell == (2, "none", True) else 1.0)
+    fake_costs(monkeypatch, lambda combination: 1.3 if combination == (2, "none", True) else 1.0)
     report = tuned(model())
-    places = {(each.cell.batch_size, each.cell.graph): each.place for each in report.cells}
+    places = {(each.combination.batch_size, each.combination.graph): each.place for each in report.combinations}
     assert places[2, True] == "slower"
-    assert (report.best.cell, report.is_best_decided) == (TuningCell(2, "none", False), True)
+    assert (report.best.combination, report.is_best_decided) == (Combination(2, "none", False), True)
     assert "slower, 1.30x the best" in next(line for line in report.lines() if "  2  none      yes" in line)
 
 
 def test_objectives_choose_by_latency_by_row_or_by_a_function(monkeypatch):
     fake = {1: 10.0, 2: 12.0}
-    fake_costs(monkeypatch, lambda cell: fake[cell.batch_size])
+    fake_costs(monkeypatch, lambda combination: fake[combination.batch_size])
 
     def best(objective):
-        return tuned(model(), objective=objective, graph=[False]).best.cell.batch_size
+        return tuned(model(), objective=objective, graph=[False]).best.combination.batch_size
 
     assert (best("latency"), best("throughput"), best(lambda size, ns: ns**size)) == (1, 2, 1)
     with pytest.raises(InputError, match=r"^an objective gives a finite number above 0; found -10\.0 for batch 1"):
@@ -246,24 +256,23 @@ def test_an_error_of_the_model_itself_is_raised():
 
 
 def story():
-    def cell(size, mode, graph, place, us, reason=""):
+    def combination(size, mode, graph, place, us, reason=""):
         measured = {"latency_ns": us * 1e3, "cost": us * 1e3 / size, "samples": 40, "memory_bytes": 2048 * graph}
-        return MeasuredCell(
-            cell=TuningCell(size, mode, graph), place=place, reason=reason, **(measured if place else {})
+        return MeasuredCombination(
+            combination=Combination(size, mode, graph), place=place, reason=reason, **(measured if place else {})
         )
 
-    cells = (
-        cell(1, "none", True, "best", 11.3),
-        cell(1, "none", False, "slower", 16.9),
-        cell(1, "aot", True, None, 0, "capture refused: operation not permitted when stream is capturing"),
-        cell(8, "none", True, "ties", 20.1),
-        cell(8, "none", False, "undecided", 20.5),
-        cell(8, "aot", True, "best", 20.0),
+    combinations = (
+        combination(1, "none", True, "best", 11.3),
+        combination(1, "none", False, "slower", 16.9),
+        combination(1, "aot", True, None, 0, "capture refused: operation not permitted when stream is capturing"),
+        combination(8, "none", True, "ties", 20.1),
+        combination(8, "none", False, "undecided", 20.5),
+        combination(8, "aot", True, "best", 20.0),
     )
     return TuningReport(
-        name="classifier", device=CPU, objective="throughput", tolerance=0.02, cells=cells, best=cells[5],
-        is_best_decided=False, measure_ns=2.5e9, left_out=("compile='aot'",), noise_share=0.004,
-        impacts=(Impact(factors=("batch_size",), share=0.9), Impact(factors=("batch_size", "graph"), share=0.1)),
+        name="classifier", device=CPU, objective="throughput", tolerance=0.02, combinations=combinations,
+        best=combinations[5], is_best_decided=False, measure_ns=2.5e9,
     )  # fmt: skip
 
 
@@ -288,9 +297,13 @@ def test_a_saved_report_reads_as_reviewed_and_replaces_only_its_own_entry(tmp_pa
 
 def test_a_runner_has_the_sizes_at_which_a_graph_was_the_best(tmp_path):
     report = tuned(model(), batch_sizes=[1, 2, 4], name="ranker")
-    best = {each.cell: replace(each, place="best" if each.cell.graph != (each.cell.batch_size == 4) else "slower")
-            for each in report.cells}  # fmt: skip
-    replace(report, cells=tuple(best.values())).save(tmp_path / "tuned.json")
+    best = {
+        each.combination: replace(
+            each, place="best" if each.combination.graph != (each.combination.batch_size == 4) else "slower"
+        )
+        for each in report.combinations
+    }
+    replace(report, combinations=tuple(best.values())).save(tmp_path / "tuned.json")
     with GraphRunner.tuned(tmp_path / "tuned.json", model(), torch.randn(1, 8), name="ranker", device="cpu") as run:
         assert run.batch_sizes == (1, 2)
         run(torch.randn(2, 8))
@@ -311,8 +324,8 @@ def test_a_file_that_does_not_help_is_one_sentence(tmp_path, monkeypatch):
         served(path, name="nobody")
     with pytest.raises(InputError, match=r"graphs of compiled code \(aot\) are the best for 'classifier'"):
         served(path)
-    no_graph = [each for each in story().cells if not each.cell.graph]
-    replace(story(), cells=tuple(replace(each, place="best") for each in no_graph)).save(path)
+    no_graph = [each for each in story().combinations if not each.combination.graph]
+    replace(story(), combinations=tuple(replace(each, place="best") for each in no_graph)).save(path)
     with pytest.raises(InputError, match="no graph is the best for 'classifier' at any batch size"):
         served(path)
     for text in ("", "[]", '{"schema": 1, "tuned": [{"name": "a"}]}', '{"schema": 2, "tuned": []}'):
@@ -328,20 +341,22 @@ def test_a_saved_best_that_another_cell_now_beats_is_an_expectation_missed(tmp_p
     path, now = tmp_path / "tuned.json", story()
     now.save(path)
     now.expect_best(path)
-    # At batch 1 eager has become faster; at batch 8 the saved cell is refused now.
-    cells = [
-        replace(each, cost=5_000.0, place="best") if each.cell == (1, "none", False)
-        else replace(each, place="slower") if each.cell == (1, "none", True)
-        else replace(each, place=None, cost=None, reason="the compiler is gone") if each.cell == (8, "aot", True)
-        else replace(each, place="best") if each.cell == (8, "none", True)
+    # At batch 1 eager has become faster; at batch 8 the saved combination is refused now.
+    combinations = [
+        replace(each, cost=5_000.0, place="best") if each.combination == (1, "none", False)
+        else replace(each, place="slower") if each.combination == (1, "none", True)
+        else replace(each, place=None, cost=None, reason="the compiler is gone") if each.combination == (8, "aot", True)
+        else replace(each, place="best") if each.combination == (8, "none", True)
         else each
-        for each in now.cells
+        for each in now.combinations
     ]  # fmt: skip
     with pytest.raises(ExpectationMissed) as caught:
-        replace(now, cells=tuple(cells), best=None).expect_best(path)
+        replace(now, combinations=tuple(combinations), best=None).expect_best(path)
     golden("tuning/expect.txt", str(caught.value))
 
 
 def test_a_report_without_a_best_cell_is_not_saved(tmp_path):
-    with pytest.raises(CudagraphError, match="no cell of 'classifier' was measured, so there is nothing to save"):
-        replace(story(), cells=()).save(tmp_path / "tuned.json")
+    with pytest.raises(
+        CudagraphError, match="no combination of 'classifier' was measured, so there is nothing to save"
+    ):
+        replace(story(), combinations=()).save(tmp_path / "tuned.json")
