@@ -475,7 +475,7 @@ def test_an_update_says_what_it_accepts_in_place_of_what(case):
 MORE = receipt(62, kernel_names={"aten.mul": 32, "aten.add": 30})
 MANY = receipt(50, kernel_names={f"aten.op{i}": 5 + i for i in range(8)} | {"aten.add": 30})
 
-COUNTED_ELSEWHERE = replace(OTHER, counted=saved(device=replace(TWIN, name="Intel Xeon", host_cpu="Intel Xeon")))
+COUNTED_ELSEWHERE = saved(device=replace(TWIN, name="Intel Xeon", host_cpu="Intel Xeon"))
 
 STRUCTURES = {
     "same": structure(receipt(), saved(), 0, device=H200),
@@ -493,8 +493,11 @@ STRUCTURES = {
     "new": structure(receipt(), NEW, 0),
     "not comparable": structure(receipt(), OTHER, 0),
     "not comparable, shown only": structure(receipt(), OTHER, None),
-    "another CPU's": structure(MORE, COUNTED_ELSEWHERE, 0, device=TWIN),
-    "another CPU's, the same": structure(receipt(), COUNTED_ELSEWHERE, 0, device=TWIN),
+    "another CPU's": structure(MORE, OTHER, 0, device=TWIN, counted=COUNTED_ELSEWHERE),
+    "another CPU's, the same": structure(receipt(), OTHER, 0, device=TWIN, counted=COUNTED_ELSEWHERE),
+    "accepted on another CPU": structure(
+        receipt(), saved(device=TWIN, kernels=30, names={"aten.add": 30}), 0, device=TWIN, counted=COUNTED_ELSEWHERE
+    ),
     "another kind": structure(receipt(), saved(device=TWIN), 0, device=H200),
     "uncounted": structure(receipt(None), saved(), 0),
     "uncounted, shown only": structure(receipt(None), saved(), None),

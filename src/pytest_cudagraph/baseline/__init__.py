@@ -6,6 +6,7 @@ from pytest_cudagraph.baseline.history import (
     KEPT,
     NO_FIGURES,
     PRIOR_SPREAD,
+    age,
     arms_moved,
     change,
     change_of_sessions,

@@ -261,10 +261,9 @@ def _without_moved(saved: SavedBatch, new: SavedBatch) -> list[Session]:
     ]
 
 
-def by_age(one: SavedBatch, other: SavedBatch) -> tuple[SavedBatch, SavedBatch]:
-    """The older entry and the newer: by the day of the last session, then by ``saved_at``, then ``other``."""
-    older, newer = sorted((one, other), key=lambda entry: (entry.sessions[-1].date, entry.saved_at))
-    return older, newer
+def age(entry: SavedBatch) -> tuple[str, str]:
+    """Sorts the newest entry last: by the day of its latest session, then by when it was saved."""
+    return entry.sessions[-1].date, entry.saved_at
 
 
 def joined(older: SavedBatch, newer: SavedBatch) -> SavedBatch:

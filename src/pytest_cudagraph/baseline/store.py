@@ -12,7 +12,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from pytest_cudagraph import files
-from pytest_cudagraph.baseline.history import by_age, continued, is_continued, joined
+from pytest_cudagraph.baseline.history import age, continued, is_continued, joined
 from pytest_cudagraph.baseline.names import Key, slug
 from pytest_cudagraph.baseline.remote import AnyPath, RemotePath, any_path
 from pytest_cudagraph.baseline.schema import Content, parse
@@ -83,7 +83,7 @@ class JsonStore:
             replaced.clear()
             for entry in new:
                 key = (entry.name, entry.batch_size)
-                older, newer = by_age(entries.get(key, entry), entry)
+                older, newer = sorted((entries.get(key, entry), entry), key=age)
                 entries[key] = joined(older, newer)
                 replaced.update([] if is_continued(older, newer) else [key])
             return entries.values()

@@ -23,8 +23,8 @@ def judge_structure(batch: MeasuredBatch, max_new_kernels: int | None) -> Judgem
         reason = receipt.not_counted if receipt else ""
         return _uncounted(reason or "this backend does not count kernels", allowed)
     found = plural(receipt.kernels, "kernel")
-    if isinstance(saved, NoBaseline) and saved.counted is not None:
-        saved = saved.counted
+    if batch.counted is not None:
+        saved = batch.counted
     if isinstance(saved, NoBaseline):
         # A first run has nothing to compare with. It must be able to pass.
         asked = allowed if saved.comparison == "not-comparable" else None

@@ -16,6 +16,7 @@ from pytest_cudagraph.baseline import (
     NO_FIGURES,
     AnyPath,
     JsonStore,
+    age,
     figure_changes,
     json_files,
     latency_change,
@@ -176,18 +177,23 @@ class DeviceContext:
             names = ", ".join(sorted({entry.device.name for entry in others}))
             reason = f"the baseline is of {names}; this run is on {self.device.name}"
             comparison: Literal["new", "not-comparable"] = "new" if self.saves else "not-comparable"
-            return NoBaseline(comparison=comparison, reason=reason, counted=self._counted(others))
+            return NoBaseline(comparison=comparison, reason=reason)
         file = f"{self.baseline_file.parent.name}/{self.baseline_file.name}"
         asked_for = self.is_strict and not self.saves
         return NoBaseline(comparison="new", reason=f"no entry in {file} yet", asked_for=asked_for)
 
-    def _counted(self, others: Sequence[SavedBatch]) -> SavedBatch | None:
-        """The latest of these entries whose kernel count holds here: every CPU runs the same operations of the twin.
+    def newest_count(self, name: str, batch_size: int) -> SavedBatch | None:
+        """The newest entry whose kernel count holds here: every CPU runs the same operations of the twin.
 
-        A GPU chooses kernels by its model, so that counts of two GPUs are not comparable.
+        A GPU chooses kernels by its model. So a GPU has none.
         """
-        alike = [entry for entry in others if entry.device.kind == self.device.kind == "cpu"]
-        return max(alike, key=lambda entry: entry.saved_at, default=None)
+        entries = (*self.elsewhere, *self.saved.values())
+        alike = [
+            entry
+            for entry in entries
+            if (entry.name, entry.batch_size) == (name, batch_size) and entry.device.kind == self.device.kind == "cpu"
+        ]
+        return max(alike, key=age, default=None)
 
     def measured_batch(
         self, name: str, batch_size: int, timing: Timing, receipt: Receipt, figures: Mapping[str, Latency] = NO_FIGURES
@@ -202,6 +208,7 @@ class DeviceContext:
             receipt=receipt,
             device=self.device,
             saved=saved,
+            counted=self.newest_count(name, batch_size),
             change=change,
             figure_changes=changes,
             replaces_saved=self.replaces,

@@ -70,8 +70,6 @@ class NoBaseline:
     reason: str
     asked_for: bool = False
     """Whether the run requires an entry (``--cudagraph-strict``). Without one it is then not judged."""
-    counted: SavedBatch | None = None
-    """Another device's entry. Its kernels are comparable, its latencies are not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +134,8 @@ class MeasuredBatch:
     receipt: Receipt | None = None
     device: DeviceInfo | None = None
     saved: SavedBatch | NoBaseline = NoBaseline(comparison="off", reason="no baseline is used")
+    counted: SavedBatch | None = None
+    """The newest entry on the twin, of any CPU: its kernels are comparable, its latencies may not be."""
     change: LatencyChange | None = None
     """The replay compared with ``saved``. None without an entry of the same hardware."""
     figure_changes: Mapping[str, LatencyChange] = field(default_factory=dict)

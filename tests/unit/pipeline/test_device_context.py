@@ -66,14 +66,17 @@ def context_of(tmp_path, option="cpu", **given):
     return open_device_context(option, settings)
 
 
-def test_of_other_cpus_the_last_saved_entry_lends_its_kernels_and_a_gpus_does_not(tmp_path):
+def test_the_newest_kernel_count_of_any_cpu_counts_and_a_gpus_does_not(tmp_path):
     of_gpu = facts.saved("a", 8, saved_at="2026-11-30")
     old, new = (facts.saved("a", 8, device=facts.CPU, saved_at=date) for date in ("2026-11-01", "2026-11-02"))
+    newest = facts.saved("a", 8, device=facts.CPU, saved_at="2026-11-02T12")
     other = facts.saved("b", 8, device=facts.CPU, saved_at="2026-11-29")
     device_context = replace(context_of(tmp_path), elsewhere=(of_gpu, new, old, other))
-    assert device_context.find_saved("a", 8).counted == new
-    assert replace(device_context, elsewhere=(of_gpu,)).find_saved("a", 8).counted is None
-    assert replace(device_context, device=facts.H200).find_saved("a", 8).counted is None
+    assert device_context.newest_count("a", 8) == new
+    assert replace(device_context, saved=facts.by_key(old)).newest_count("a", 8) == new
+    assert replace(device_context, saved=facts.by_key(newest)).newest_count("a", 8) == newest
+    assert replace(device_context, elsewhere=(of_gpu,)).newest_count("a", 8) is None
+    assert replace(device_context, device=facts.H200).newest_count("a", 8) is None
 
 
 @pytest.mark.parametrize(
