@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -34,6 +34,8 @@ class Plan:
     replaces: bool = False
     """Whether every written entry starts a new history."""
     kept: tuple[Key, ...] = ()
+    dropped: tuple[Key, ...] = ()
+    """Stale batch sizes of tests that passed."""
     refused: tuple[tuple[str, int, str], ...] = ()
     """Name, batch size, reason."""
 
@@ -135,6 +137,14 @@ def stale(reports: Iterable[GraphReport], saved: Mapping[Key, SavedBatch], *, co
             # A run that ended early did not reach all of its batch sizes.
             names.add(report.name)
     return tuple(sorted(key for key in saved if key not in covered and key[0] not in names))
+
+
+def outgrown(stale: Iterable[Key], reports: Iterable[GraphReport], passed: Collection[str]) -> tuple[Key, ...]:
+    """The stale entries whose test passed at other batch sizes. ``passed`` are node ids."""
+    nodeids: dict[str, set[str]] = {}
+    for report in reports:
+        nodeids.setdefault(report.name, set()).add(report.nodeid)
+    return tuple(key for key in stale if key[0] in nodeids and nodeids[key[0]] <= set(passed))
 
 
 def compare(

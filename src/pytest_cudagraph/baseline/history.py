@@ -267,9 +267,7 @@ def age(entry: SavedBatch) -> tuple[str, str]:
 
 
 def joined(older: SavedBatch, newer: SavedBatch) -> SavedBatch:
-    """One entry of two files: the newer, with the sessions of both if it continues the older."""
-    if not is_continued(older, newer):
-        return newer
+    """One entry of two files: the newer, which continues the older, with the sessions of both."""
     # A session that both files hold is one session.
     sessions = dict.fromkeys((*_without_moved(older, newer), *newer.sessions))
     return replace(newer, sessions=tuple(sorted(sessions, key=lambda each: each.date)[-KEPT:]))

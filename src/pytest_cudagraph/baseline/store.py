@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from filelock import FileLock, Timeout
 
@@ -27,6 +27,13 @@ _LOCK_WAIT_S = 30.0
 _IGNORED = "*.lock\n*.tmp\n"
 
 
+class Edit(NamedTuple):
+    """What an update writes, and which entries it drops."""
+
+    write: Sequence[SavedBatch]
+    drop: Collection[Key] = ()
+
+
 class JsonStore:
     """The baseline file of one device model: ``FOLDER/nvidia-h200.json``. A text is a path or a URL."""
 
@@ -43,12 +50,12 @@ class JsonStore:
 
     def update(
         self,
-        choose: Callable[[Mapping[Key, SavedBatch]], Iterable[SavedBatch]],
+        choose: Callable[[Mapping[Key, SavedBatch]], Edit],
         *,
         commit_info: Mapping[str, Any],
         continues: bool = False,
     ) -> Mapping[Key, SavedBatch]:
-        """Write the entries that ``choose`` selects, and return the entries that the file held before.
+        """Make the edit that ``choose`` selects, and return the entries that the file held before.
 
         ``choose`` is called under the lock, so that entries of other processes are not lost. Without a file it is
         called once before, and no folder is made if it selects nothing. An entry of the same key is replaced. With
@@ -56,45 +63,51 @@ class JsonStore:
         :class:`~pytest_cudagraph.errors.BaselineError`. Then the old file is unchanged.
         """
         before: Mapping[Key, SavedBatch] = {}
-        if not self.path.exists() and not list(choose(before)):
+        if not self.path.exists() and not choose(before).write:
             return before
 
-        def add(old: Content) -> Content:
+        def apply(old: Content) -> Content:
             nonlocal before
-            before, new = old.entries, list(choose(old.entries))
-            if not new:
+            before, edit = old.entries, choose(old.entries)
+            if not edit.write and not edit.drop:
                 return old
-            entries = _merged(old.entries, new, continues=continues)
-            return Content(entries=entries, machine_info=machine_info(self._device), commit_info=commit_info)
+            return self._content(_edited(old.entries, edit, continues=continues), commit_info)
 
-        _change(self.path, add)
+        _change(self.path, apply)
         return before
 
-    def merge(self, found: Iterable[SavedBatch], *, commit_info: Mapping[str, Any]) -> tuple[Key, ...]:
+    def merge(self, new: Iterable[SavedBatch], *, commit_info: Mapping[str, Any]) -> tuple[int, tuple[Key, ...]]:
         """Join entries of other files with what this file holds, by :func:`~pytest_cudagraph.baseline.history.joined`.
 
-        Returns the keys whose newest entry replaced an older one, because their histories do not continue each other.
-        Raises :class:`~pytest_cudagraph.errors.BaselineError`. Then the old file is unchanged.
+        Returns the number of entries that the file then holds, and the keys whose newest entry replaced an older one,
+        because their histories do not continue each other. Raises :class:`~pytest_cudagraph.errors.BaselineError`.
+        Then the old file is unchanged.
         """
-        new, replaced = list(found), set[Key]()
+        new, count, replaced = list(new), 0, set[Key]()
 
-        def join(old: Mapping[Key, SavedBatch]) -> Iterable[SavedBatch]:
-            entries = dict(old)
-            replaced.clear()
+        def join(old: Content) -> Content:
+            nonlocal count
+            entries = dict(old.entries)
             for entry in new:
                 key = (entry.name, entry.batch_size)
                 older, newer = sorted((entries.get(key, entry), entry), key=age)
-                entries[key] = joined(older, newer)
-                replaced.update([] if is_continued(older, newer) else [key])
-            return entries.values()
+                is_joined = older is not newer and is_continued(older, newer)
+                replaced.update([key] if not is_joined and older != newer else [])
+                entries[key] = joined(older, newer) if is_joined else newer
+            count = len(entries)
+            return self._content(entries, commit_info)
 
-        self.update(join, commit_info=commit_info)
-        return tuple(sorted(replaced))
+        if new:
+            _change(self.path, join)
+        return count, tuple(sorted(replaced))
+
+    def _content(self, entries: Mapping[Key, SavedBatch], commit_info: Mapping[str, Any]) -> Content:
+        return Content(entries=entries, machine_info=machine_info(self._device), commit_info=commit_info)
 
 
-def _merged(old: Mapping[Key, SavedBatch], new: Iterable[SavedBatch], *, continues: bool) -> dict[Key, SavedBatch]:
-    entries = dict(old)
-    for entry in new:
+def _edited(old: Mapping[Key, SavedBatch], edit: Edit, *, continues: bool) -> dict[Key, SavedBatch]:
+    entries = {key: entry for key, entry in old.items() if key not in edit.drop}
+    for entry in edit.write:
         key = (entry.name, entry.batch_size)
         # Decided under the lock, so that the session of another process is not lost.
         entries[key] = continued(entries[key], entry) if continues and key in entries else entry

@@ -140,8 +140,7 @@ def _merge(arguments: argparse.Namespace) -> CommandOutput:
     for path, store in sorted(stores.items()):
         own = [each for each in found if baseline.slug(each[0].device) == path.stem]
         _, commit_info = max(own, key=lambda each: each[0].saved_at)
-        replaced = store.merge([entry for entry, _ in own], commit_info=commit_info)
-        count = len(store.load())
+        count, replaced = store.merge([entry for entry, _ in own], commit_info=commit_info)
         lines.append(f"wrote {path}: {count} {'entry' if count == 1 else 'entries'}")
         lines += [f"  {name}, batch {size}: only the newest, {_NOT_JOINED}" for name, size in replaced]
     return CommandOutput(lines=lines or ["merged nothing: no folder holds a baseline"])

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 from tests.facts import CPU, H200, by_key, saved
 
-from pytest_cudagraph.baseline import JsonStore, any_path, json_files, remote, remove_from
+from pytest_cudagraph.baseline import Edit, JsonStore, any_path, json_files, remote, remove_from
 from pytest_cudagraph.cli import main
 from pytest_cudagraph.errors import BaselineError
 from pytest_cudagraph.foreign import without_credentials
@@ -49,7 +49,7 @@ def test_what_is_written_is_read_and_no_lock_stays(kept, memory):
 
 
 def write(folder, number):
-    JsonStore(folder, H200).update(lambda _: [saved(f"test-{number}")], commit_info={})
+    JsonStore(folder, H200).update(lambda _: Edit([saved(f"test-{number}")]), commit_info={})
 
 
 def test_writers_lose_nothing_of_each_other(kept, request):

@@ -14,7 +14,7 @@ import pytest
 from filelock import FileLock, Timeout
 from tests.facts import CPU, H200, by_key, latency, saved, sessions
 
-from pytest_cudagraph.baseline import JsonStore, remove_from, store
+from pytest_cudagraph.baseline import Edit, JsonStore, remove_from, store
 from pytest_cudagraph.errors import BaselineError
 
 COMMIT = {"id": "1a2b3c"}
@@ -46,7 +46,7 @@ def test_continuing_adds_the_session_to_what_was_written_meanwhile(kept):
     kept.merge([saved("a", sessions=(first,))], commit_info=COMMIT)
     # Another process has read nothing yet, and writes what it found.
     new = saved("a", sessions=(second,), eager=latency(121))
-    kept.update(lambda _: [new], commit_info=COMMIT, continues=True)
+    kept.update(lambda _: Edit([new]), commit_info=COMMIT, continues=True)
 
     assert kept.load() == by_key(saved("a", sessions=(first, second)))
 
@@ -57,10 +57,23 @@ def test_an_update_chooses_under_the_lock_from_what_the_file_holds_then(kept):
     def choose(entries):
         with pytest.raises(Timeout), FileLock(kept.path.with_name(f".{kept.path.name}.lock"), timeout=0):
             pass
-        return [] if list(entries) != [("a", 8)] else [saved("b")]
+        return Edit([] if list(entries) != [("a", 8)] else [saved("b")])
 
     assert kept.update(choose, commit_info=COMMIT) == by_key(saved("a"))
     assert kept.load() == by_key(saved("a"), saved("b"))
+
+
+def test_an_update_drops_what_it_is_told_to(kept):
+    kept.merge([saved("a"), saved("a", 16)], commit_info=COMMIT)
+    kept.update(lambda _: Edit([], drop=[("a", 16)]), commit_info=COMMIT)
+
+    assert kept.load() == by_key(saved("a"))
+
+
+def test_a_merge_counts_the_entries_and_names_those_that_it_replaced(kept):
+    assert kept.merge([saved("a"), saved("b")], commit_info=COMMIT) == (2, ())
+    assert kept.merge([saved("b"), saved("c")], commit_info=COMMIT) == (3, ())
+    assert kept.merge([saved("b", kernels=7)], commit_info=COMMIT) == (3, (("b", 8),))
 
 
 def test_removing_forgets_only_what_is_named(kept):
