@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from pytest_cudagraph import environment, files, gate, record, report
 from pytest_cudagraph.base_revision.judge import base_tables
-from pytest_cudagraph.baseline import AnyPath, JsonStore, Key, is_part_of, normal_name
+from pytest_cudagraph.baseline import AnyPath, Edit, JsonStore, Key, is_part_of, normal_name
 from pytest_cudagraph.errors import BaselineError, CudagraphError
 from pytest_cudagraph.foreign import printable, printable_lines, without_credentials
 from pytest_cudagraph.gpu_locks import measured_on
@@ -127,7 +127,8 @@ def _end_device(
     except BaselineError as error:
         summary.problems.append(str(error))
         return
-    expected = _of_given_sizes(_expected(saved, collected, settings.rootdir), reports, collected.given_sizes)
+    saved = {key: entry for key, entry in saved.items() if key not in plan.dropped}
+    expected = _expected(saved, reports, collected, settings.rootdir)
     stale = record.stale(reports, expected, complete_run=collected.complete)
     summary.lines += report.closing(
         reports,
@@ -136,9 +137,10 @@ def _end_device(
         refused=plan.refused,
         replaced=_replaced(plan, saved),
         stale=stale,
+        dropped=plan.dropped,
     )
     if stale and settings.strict:
-        summary.problems.append(_strict_about(stale, store.path, settings.rootdir))
+        summary.problems.append(_strict_about(stale, saved, store.path, settings.rootdir))
 
 
 def _replaced(plan: record.Plan, saved: Mapping[Key, SavedBatch]) -> list[tuple[str, int, str]]:
@@ -148,11 +150,24 @@ def _replaced(plan: record.Plan, saved: Mapping[Key, SavedBatch]) -> list[tuple[
     return [each for each in texts if each[2]]
 
 
-def _strict_about(stale: Sequence[Key], path: AnyPath, root: Path) -> str:
-    names = sorted({name for name, _ in stale})
-    names_shown = [shlex.quote(name) for name in names[:_NAMED]] + ["..."] * (len(names) > _NAMED)
-    prune = f"pytest-cudagraph baseline prune {_shown(path.parent, root)} --name {' '.join(names_shown)}"
-    return f"strict: {len(stale)} stale in {_shown(path, root)}; where no test is meant to cover them: {prune}"
+def _strict_about(stale: Sequence[Key], saved: Iterable[Key], path: AnyPath, root: Path) -> str:
+    sizes: dict[str, list[int]] = {}
+    for name, batch_size in stale:
+        sizes.setdefault(name, []).append(batch_size)
+    # Sizes that a test still covers stay: a name alone would remove them as well.
+    live = {name for name, _ in set(saved) - set(stale)}
+    names_of: dict[tuple[int, ...], list[str]] = {}
+    for name in list(sizes)[:_NAMED]:
+        names_of.setdefault(tuple(sizes[name]) if name in live else (), []).append(name)
+    shown = _shown(path, root)
+    commands = " && ".join(_prune_command(shown, names, batch_sizes) for batch_sizes, names in names_of.items())
+    first = f" (the first {_NAMED} of {len(sizes)} tests)" if len(sizes) > _NAMED else ""
+    return f"strict: {len(stale)} stale in {shown}; where no test is meant to cover them{first}: {commands}"
+
+
+def _prune_command(file: str, names: Sequence[str], batch_sizes: Sequence[int]) -> str:
+    only = f" --batch-size {' '.join(map(str, batch_sizes))}" if batch_sizes else ""
+    return f"pytest-cudagraph baseline prune {shlex.quote(file)} --name {shlex.join(names)}{only}"
 
 
 def _short(commit: Mapping[str, Any]) -> str:
@@ -175,15 +190,18 @@ def _save(
     now, commit = _now(), environment.commit(settings.rootdir) or {}
     plan = record.Plan()
 
-    def choose(entries: Mapping[Key, SavedBatch]) -> Sequence[SavedBatch]:
+    def choose(entries: Mapping[Key, SavedBatch]) -> Edit:
         nonlocal plan
-        plan = record.entries(passed, update, entries, saved_at=now, commit=_short(commit))
-        return plan.write
+        expected = _expected(entries, reports, collected, settings.rootdir)
+        stale = record.stale(reports, expected, complete_run=collected.complete)
+        dropped = record.outgrown(stale, reports, collected.passed)
+        plan = replace(record.entries(passed, update, entries, saved_at=now, commit=_short(commit)), dropped=dropped)
+        return Edit(plan.write, plan.dropped)
 
     try:
         return store.update(choose, commit_info=commit, continues=update != "all"), plan
     except BaselineError as error:
-        if isinstance(store.path, Path) or not (plan.write or choose(saved or {})):
+        if isinstance(store.path, Path) or not (plan.write or choose(saved or {}).write):
             raise
         raise BaselineError(f"{error}; {_leave(plan, settings, commit)}") from error
 
@@ -201,7 +219,14 @@ def _now() -> str:
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
-def _expected(saved: Mapping[Key, SavedBatch], collected: CollectedTests, root: Path) -> dict[Key, SavedBatch]:
+def _expected(
+    saved: Mapping[Key, SavedBatch], reports: Sequence[GraphReport], collected: CollectedTests, root: Path
+) -> dict[Key, SavedBatch]:
+    """The saved entries that this run must have measured if their tests and batch sizes still exist."""
+    return _of_given_sizes(_of_present_tests(saved, collected, root), reports, collected.given_sizes)
+
+
+def _of_present_tests(saved: Mapping[Key, SavedBatch], collected: CollectedTests, root: Path) -> dict[Key, SavedBatch]:
     """The saved entries that this run must have measured if their tests still exist. The others are never stale.
 
     A test may use any ``name=``, also its own node id from before it moved. So each step leaves out what a test of

@@ -91,16 +91,59 @@ def test_a_file_that_is_gone_leaves_stale_entries(saved):
     assert told_stale(saved) == ["mine, batch 1", "test_second.py::test_other, batch 1"]
 
 
+def prune_as_told(project):
+    (line,) = [each for each in project.measure("--cudagraph-strict").outlines if each.startswith("strict: ")]
+    removed = ""
+    for part in line.partition("cover them: ")[2].split(" && "):
+        command = shlex.split(part)
+        assert command[:3] == ["pytest-cudagraph", "baseline", "prune"]
+        found = subprocess.run(
+            [sys.executable, "-m", "pytest_cudagraph", *command[1:]], capture_output=True, text=True, check=True
+        )
+        removed += found.stdout
+    return removed
+
+
 def test_what_strict_says_of_stale_entries_can_be_run_as_it_stands(saved):
     (saved.path / "test_second.py").unlink()
-    (line,) = [each for each in saved.measure("--cudagraph-strict").outlines if each.startswith("strict: ")]
-    command = shlex.split(line.partition("cover them: ")[2])
-    assert command[:3] == ["pytest-cudagraph", "baseline", "prune"]
-    found = subprocess.run(
-        [sys.executable, "-m", "pytest_cudagraph", *command[1:]], capture_output=True, text=True, check=True
-    )
-    assert found.stdout.count("removed from ") == 2
+    assert prune_as_told(saved).count("removed from ") == 2
     assert told_stale(saved) == []
+
+
+FEWER = "cudagraph(Mlp().eval(), torch.randn(1, 16), min_speedup=0.01, batch_sizes={})"
+
+
+def test_what_strict_says_of_stale_batch_sizes_leaves_the_live_ones(project):
+    project.write(good=FEWER.format([1, 2, 4, 8]), gone=GOOD)
+    project.measure("--cudagraph-update").assert_outcomes(passed=2)
+    project.write(good=FEWER.format([1, 4]))
+    removed = prune_as_told(project)
+    assert [line.rpartition("::")[2] for line in removed.splitlines()] == [
+        "test_gone, batch 1",
+        "test_good, batch 2",
+        "test_good, batch 8",
+    ]
+    assert told_stale(project) == []
+
+
+def test_an_update_drops_the_batch_sizes_that_a_passed_test_has_no_more(project):
+    project.write(good=FEWER.format([1, 2]), gone=GOOD)
+    project.measure("--cudagraph-update").assert_outcomes(passed=2)
+    project.write(good=FEWER.format([1]))
+    result = project.measure("--cudagraph-update", "--cudagraph-max-slowdown=inf")
+    result.stdout.fnmatch_lines(
+        ["stale: test_user.py::test_gone, batch 1", "dropped: test_user.py::test_good, batch 2: its test passed *"]
+    )
+    assert told_stale(project) == ["test_user.py::test_gone, batch 1"]
+
+
+def test_an_update_of_some_tests_or_sizes_drops_nothing(project):
+    project.write(good=FEWER.format([1, 2]), other=GOOD)
+    project.measure("--cudagraph-update").assert_outcomes(passed=2)
+    project.write(good=FEWER.format([1]), other=GOOD)
+    for options in (["-k", "good"], ["test_user.py::test_good"], ["--cudagraph-batch-sizes=1"]):
+        result = project.measure("--cudagraph-update", "--cudagraph-max-slowdown=inf", *options)
+        assert not [line for line in result.outlines if line.startswith("dropped: ")]
 
 
 def test_a_run_from_a_subfolder_sees_what_is_stale(saved, monkeypatch):

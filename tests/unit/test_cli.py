@@ -130,6 +130,13 @@ def test_prune_looks_where_list_looks(said, folder):
     assert sorted(JsonStore(folder, H200).load()) == [(MLP, 1), (MLP, 8)]
 
 
+def test_prune_of_a_batch_size_in_a_file_leaves_the_others(said, folder):
+    said("baseline", "prune", folder / "nvidia-h200.json", "--name", "*", "--batch-size", "1", "7")
+
+    assert sorted(JsonStore(folder, H200).load()) == [(MLP, 8), (GPT, 8)]
+    assert (folder / "cpu-amd-epyc-9b45.json").exists()
+
+
 def test_prune_takes_brackets_as_they_are(said, folder):
     said("baseline", "prune", folder, "--name", "nothing", MLP)
 
@@ -172,7 +179,7 @@ def test_merge_writes_nothing_if_it_cannot_read_all(said, folder, workplace):
 def test_prune_says_when_nothing_has_such_a_name(said, folder):
     assert said("baseline", "prune", folder, "--name", "test_mlp") == (
         0,
-        f"removed nothing: no entry in {folder} has such a name\n",
+        f"removed nothing: no entry in {folder} has such a name and batch size\n",
         "",
     )
     assert len(JsonStore(folder, H200).load()) == 3

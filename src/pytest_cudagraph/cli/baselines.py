@@ -34,8 +34,11 @@ def add_commands(parser: argparse.ArgumentParser) -> None:
     command.add_argument("file", metavar="FILE|NAME", help=f"a path, or the name of a device in {_FOLDER}")
     command.set_defaults(run=_show)
     command = commands.add_parser("prune", help="remove entries by the names of their tests")
-    command.add_argument("folder", nargs="?", default=str(_FOLDER), metavar="DIR|URL", help=f"default: {_FOLDER}")
+    command.add_argument("place", nargs="?", default=str(_FOLDER), metavar="DIR|FILE|URL", help=f"default: {_FOLDER}")
     command.add_argument("--name", nargs="+", required=True, metavar="GLOB", help="* and ? are wildcards")
+    command.add_argument(
+        "--batch-size", nargs="+", type=int, metavar="N", help="only the entries of these batch sizes (default: all)"
+    )
     command.set_defaults(run=_prune)
     _add_merge(commands.add_parser("merge", help="join what several jobs recorded"))
 
@@ -111,17 +114,18 @@ def _shown(entry: SavedBatch) -> list[str]:
 
 def _prune(arguments: argparse.Namespace) -> CommandOutput:
     lines = []
-    folder = baseline.any_path(arguments.folder)
-    files = {path: entries_of(path) for path in _baseline_files(folder)}
+    place = baseline.any_path(arguments.place)
+    files = {path: dict(content_of(path).entries) for path in _files_of(place)}
     names = {name for entries in files.values() for name, _ in entries}
     # An exact name means that entry, even if it contains a star.
     plain = names.intersection(arguments.name)
     globs = [glob for glob in arguments.name if glob not in plain]
     for path, entries in files.items():
-        doomed = sorted(key for key in entries if key[0] in plain or _matches(key[0], globs))
+        named = sorted(key for key in entries if key[0] in plain or _matches(key[0], globs))
+        doomed = [key for key in named if arguments.batch_size is None or key[1] in arguments.batch_size]
         baseline.remove_from(path, doomed)
         lines += [f"removed from {path}: {name}, batch {batch_size}" for name, batch_size in doomed]
-    return CommandOutput(lines=lines or [f"removed nothing: no entry in {folder} has such a name"])
+    return CommandOutput(lines=lines or [f"removed nothing: no entry in {place} has such a name and batch size"])
 
 
 def _matches(name: str, globs: Sequence[str]) -> bool:
@@ -132,7 +136,7 @@ def _matches(name: str, globs: Sequence[str]) -> bool:
 def _merge(arguments: argparse.Namespace) -> CommandOutput:
     # All are read before the first is written.
     inputs, output = map(baseline.any_path, arguments.inputs), baseline.any_path(arguments.output)
-    paths = [path for given in inputs for path in (_baseline_files(given) if given.is_dir() else [given])]
+    paths = [path for place in inputs for path in _files_of(place)]
     contents = [content_of(path) for path in paths]
     found = [(entry, content.commit_info) for content in contents for entry in content.entries.values()]
     stores = {store.path: store for store in (baseline.JsonStore(output, entry.device) for entry, _ in found)}
@@ -151,6 +155,11 @@ def _baseline_files(folder: AnyPath) -> list[AnyPath]:
     if not folder.is_dir():
         raise CudagraphError(f"{folder} is not a folder")
     return baseline.json_files(folder)
+
+
+def _files_of(place: AnyPath) -> list[AnyPath]:
+    """A file, or the baseline files of a folder. Raises :class:`~pytest_cudagraph.errors.CudagraphError`."""
+    return _baseline_files(place) if place.is_dir() or not place.exists() else [place]
 
 
 def kernels_text(kernels: int | None) -> str:

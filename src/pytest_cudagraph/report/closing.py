@@ -23,6 +23,7 @@ def closing(
     refused: Sequence[tuple[str, int, str]] = (),
     replaced: Sequence[tuple[str, int, str]] = (),
     stale: Sequence[tuple[str, int]] = (),
+    dropped: Sequence[tuple[str, int]] = (),
 ) -> list[str]:
     """The lines below the table: counts, what was not decided and why, what was written.
 
@@ -37,6 +38,7 @@ def closing(
     lines += _listed("warning", list(_warnings(reports)))
     lines += _listed("note", list(_notes(reports)))
     lines += _listed("stale", [f"{name}, batch {batch_size}" for name, batch_size in stale])
+    lines += _listed("dropped", _of_batches([(*key, "its test passed without this batch size") for key in dropped]))
     lines += _listed("not written", _of_batches(refused))
     lines += _listed("accepted", [_of_batch(each) for each in replaced], most=_ACCEPTED)
     if wrote is not None:
