@@ -1,8 +1,7 @@
 """Models whose Python values move with each call and decide in a later one, and look-alikes that compute the same.
 
-Each hazard names the value that moves, from which call on a replay is wrong, and what must tell it. ``seen`` is the
-stage: ``check`` calls a few dozen times, ``forward`` sets values to later ones, ``soak`` calls on with live state.
-``told`` is a line of what is not judged, or a warning. ``silent`` is what nothing sees yet.
+Each hazard names the value that moves, from which call on a replay is wrong, and whether the product fails it
+(``wrong``) or only tells what it did not judge (``told``).
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from pytest_cudagraph.capture import capture_batches
 from pytest_cudagraph.check import check_replays
 from pytest_cudagraph.errors import CaptureRefusal, EagerFailed
 from pytest_cudagraph.pipeline.prepared_model import PreparedModel, run_eagerly
-from pytest_cudagraph.values import Disagreement
+from pytest_cudagraph.values import Agreement, Disagreement
 
 SIZES = (2, 4)
 SEED = 5
@@ -37,6 +37,8 @@ class Seen:
     audit: Audit = field(default_factory=Audit)
     refusal: CaptureRefusal | None = None
     disagreement: Disagreement | None = None
+    not_judged: tuple[str, ...] = ()
+    """What the check leaves open."""
 
     def said(self, stage):
         """The hazard a stage names: an id, else ``raises``, ``refused`` or ``wrong`` where there is none; or None."""
@@ -110,7 +112,8 @@ def run(case: Case, backend, sizes=SIZES) -> Seen:
             size_states=captures.size_states,
         )
     differ = [each for each in checked.values() if isinstance(each, Disagreement)]
-    return Seen(audit=found, disagreement=differ[0] if differ else None)
+    unjudged = [what for each in checked.values() if isinstance(each, Agreement) for what in each.not_judged]
+    return Seen(audit=found, disagreement=differ[0] if differ else None, not_judged=tuple(unjudged))
 
 
 def built(case, backend, sizes):

@@ -91,6 +91,7 @@ class BatchCheck:
         self._trials: list[tuple[Example, CallResult]] = []
         self._adversaries: list[str] = []
         self._notes: dict[str, None] = {}  # an ordered set
+        self._not_judged: list[str] = []
         self._replays = 0
         self._bit_exact = True
         self._previous: CallResult | None = None
@@ -165,6 +166,10 @@ class BatchCheck:
         """Add a note that weakens or qualifies the agreement. Each text appears once."""
         self._notes[text] = None
 
+    def leave_unjudged(self, what: str) -> None:
+        """Add what the check cannot see."""
+        self._not_judged.append(what)
+
     def end_with(self, disagreement: Disagreement, start: InitialState | None = None) -> None:
         """Replay differs from eager: end the check. ``start`` is the state of the call that shows it."""
         example, _ = self._trials[-1]
@@ -192,6 +197,7 @@ class BatchCheck:
             not_compared=(*last.opaque_places, *self.case.start.not_seen),
             warnings=(_VOID,) if is_void else (),
             notes=tuple(self._notes),
+            not_judged=tuple(self._not_judged),
             adversaries=tuple(self._adversaries),
         )
 

@@ -6,7 +6,7 @@ import functools
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -152,6 +152,23 @@ class InitialState:
             random=not pytree.has_same_tensors(generators, seeded),
             generators=generators,
         )
+
+    def live_call(self, call: Model, example: Example, seed: int, names: Collection[str]) -> Callable[[], CallResult]:
+        """A call that finds the same tensors, arguments and seed each time, but the Python values of the last one.
+
+        It records the state tensors of these names.
+        """
+        self._snapshot.restore()
+        rewind, arguments = self._snapshot.rewinder(), self._snapshot.of_extras()
+
+        def run() -> CallResult:
+            rewind()
+            arguments.restore()
+            result = self._run(call, example, seed, records_state=False)
+            live = {self._noun(name): tensor for name, tensor in self._snapshot.live().items()} if names else {}
+            return replace(result, state={name: _copy(live[name]) for name in names if name in live})
+
+        return run
 
     def located(self, assigned: tuple[Assigned, ...], call: Model, example: Example) -> tuple[Assigned, ...]:
         """The same with the lines at which one more call assigns them."""

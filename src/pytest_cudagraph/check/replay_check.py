@@ -17,6 +17,7 @@ from pytest_cudagraph.check.batch_check import BatchCheck, CheckCase
 from pytest_cudagraph.check.compare import Tolerance
 from pytest_cudagraph.check.differences import ResultComparison
 from pytest_cudagraph.check.initial_state import InitialState
+from pytest_cudagraph.check.later_calls import check_later_calls
 from pytest_cudagraph.inputs import Example, row_dims
 from pytest_cudagraph.protocols import Backend, CapturedGraph, Model
 from pytest_cudagraph.state import NO_CONSTANTS, Constants, SizeStates
@@ -118,6 +119,9 @@ def _run(checks: Mapping[int, BatchCheck], generator: random.Random, progress: C
     for size in shuffled():
         progress(f"check batch {size}: earlier calls")
         checks[size].recheck_earlier()
+    # Python does not depend on the batch size.
+    progress(f"check batch {sizes[0]}: later calls")
+    check_later_calls(checks[sizes[0]])
 
 
 def _neighbour(examples: Mapping[int, Example], batch_size: int) -> Example | None:

@@ -91,11 +91,15 @@ class RunResults:
             findings=self.audit.findings,
             judgements=tuple(self.judgements),
             compile_ns=sum(compile_ns.values()) if compile_ns else None,
-            not_judged=self.audit.not_judged,
+            not_judged=(*self.audit.not_judged, *self._not_judged_by_the_check()),
             notes=self.audit.notes,
             min_source=case.min_source,
             update_option=device_context.update_option,
         )
+
+    def _not_judged_by_the_check(self) -> Iterator[str]:
+        agreements = (each for each in self.agreements.values() if isinstance(each, Agreement))
+        return itertools.chain.from_iterable(each.not_judged for each in agreements)
 
     def _batch_report(self, size: int, case: Case, device_context: DeviceContext) -> BatchReport:
         agreement = self.agreements.get(size)

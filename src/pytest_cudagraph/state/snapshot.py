@@ -86,6 +86,10 @@ class Snapshot:
         """What the model holds now. Memory that this snapshot has saved keeps its saved values, and is not copied."""
         return Snapshot(self._model, dict(self._extras), self._constants, self._storages)
 
+    def of_extras(self) -> Snapshot:
+        """The same of the extras alone, with the same saved memory."""
+        return Snapshot(None, dict(self._extras), self._constants, self._storages)
+
     @property
     def not_seen(self) -> tuple[str, ...]:
         """Names that could not be saved: sparse and nested tensors, containers too deep or too long."""

@@ -96,6 +96,8 @@ class Agreement:
     notes: tuple[str, ...] = ()
     adversaries: tuple[str, ...] = ()
     """The kinds of adversarial inputs that were used: those that eager accepts and that change the example."""
+    not_judged: tuple[str, ...] = ()
+    """What moves from call to call, so that later calls may differ, and cannot be tried."""
 
 
 @dataclass(frozen=True, slots=True)

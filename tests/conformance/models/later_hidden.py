@@ -31,7 +31,7 @@ from torch import nn
 STEP = contextvars.ContextVar("STEP", default=0)
 
 
-@later("STEP, a context variable", 700, "forward")
+@later("STEP, a context variable", 700, "wrong")
 class ContextVariable(Late):
     def scale(self):
         STEP.set(STEP.get() + 1)
@@ -42,14 +42,14 @@ THREAD = threading.local()
 THREAD.calls = 0
 
 
-@later("THREAD.calls, of a thread", 600, "forward")
+@later("THREAD.calls, of a thread", 600, "wrong")
 class ThreadLocal(Late):
     def scale(self):
         THREAD.calls += 1
         return 1.0 if THREAD.calls < 600 else 2.0
 
 
-@later("an itertools.count", 800, "forward")
+@later("an itertools.count", 800, "wrong")
 class IterCount(Late):
     def __init__(self):
         super().__init__()
@@ -59,7 +59,7 @@ class IterCount(Late):
         return 1.0 if next(self.count) < 800 else 2.0
 
 
-@later("an itertools.cycle of 120", 120, "soak")
+@later("an itertools.cycle of 120", 120, "wrong")
 class IterCycle(Late):
     def __init__(self):
         super().__init__()
@@ -83,7 +83,7 @@ class GeneratorState(Late):
         return next(self.scales)
 
 
-@later("a random.Random of the model's own, 4 %", 25, "soak")
+@later("a random.Random of the model's own, 4 %", 25, "wrong")
 class OwnRandom(Late):
     def __init__(self):
         super().__init__()
@@ -93,7 +93,7 @@ class OwnRandom(Late):
         return 0.0 if self.random.random() < 0.04 else 1.0
 
 
-@later("a generator of numpy, 4 %", 25, "soak")
+@later("a generator of numpy, 4 %", 25, "wrong")
 class OwnNumpyGenerator(Late):
     def __init__(self):
         super().__init__()
@@ -103,7 +103,7 @@ class OwnNumpyGenerator(Late):
         return 0.0 if self.random.random() < 0.04 else 1.0
 
 
-@later("a deque of the last 48 calls", 48, "soak")
+@later("a deque of the last 48 calls", 48, "wrong")
 class DequeLength(Late):
     def __init__(self):
         super().__init__()
@@ -114,7 +114,7 @@ class DequeLength(Late):
         return 2.0 if len(self.last) == 48 else 1.0
 
 
-@later("a set that grows", 90, "soak")
+@later("a set that grows", 90, "wrong")
 class SetLength(Late):
     def __init__(self):
         super().__init__()
@@ -125,7 +125,7 @@ class SetLength(Late):
         return 1.0 if len(self.ids) < 90 else 2.0
 
 
-@later("a queue that fills", 100, "soak")
+@later("a queue that fills", 100, "wrong")
 class QueueLength(Late):
     def __init__(self):
         super().__init__()
@@ -136,7 +136,7 @@ class QueueLength(Late):
         return 1.0 if self.waiting.qsize() < 100 else 2.0
 
 
-@later("an array.array", 650, "forward")
+@later("an array.array", 650, "wrong")
 class ArrayArray(Late):
     def __init__(self):
         super().__init__()
@@ -147,7 +147,7 @@ class ArrayArray(Late):
         return 1.0 if self.numbers[0] < 650 else 2.0
 
 
-@later("a number of ctypes", 850, "forward")
+@later("a number of ctypes", 850, "wrong")
 class CtypesNumber(Late):
     def __init__(self):
         super().__init__()
@@ -208,7 +208,7 @@ class Environment(Late):
         return 1.0 if step < 3000 else 2.0
 
 
-@later("a table of sqlite", 100, "soak")
+@later("a table of sqlite", 100, "told")
 class Sqlite(Late):
     def __init__(self):
         super().__init__()
@@ -224,7 +224,7 @@ class Sqlite(Late):
 WEAK = weakref.WeakKeyDictionary()
 
 
-@later("an entry of a WeakKeyDictionary", 160, "soak")
+@later("an entry of a WeakKeyDictionary", 160, "wrong")
 class WeakDictionary(Late):
     def scale(self):
         WEAK[self] = WEAK.get(self, 0) + 1
@@ -236,14 +236,14 @@ def looked_up(key):
     return key
 
 
-@later("the hits of an lru_cache", 170, "soak")
+@later("the hits of an lru_cache", 170, "told")
 class CacheHits(Late):
     def scale(self):
         looked_up(1)
         return 1.0 if looked_up.cache_info().hits < 170 else 2.0
 
 
-@later("a collections.Counter", 110, "soak")
+@later("a collections.Counter", 110, "wrong")
 class CountedKeys(Late):
     def __init__(self):
         super().__init__()
@@ -254,7 +254,7 @@ class CountedKeys(Late):
         return 1.0 if self.counts["call"] < 110 else 2.0
 
 
-@later("a defaultdict", 35, "soak")
+@later("a defaultdict", 35, "wrong")
 class DefaultDictionary(Late):
     def __init__(self):
         super().__init__()
@@ -265,7 +265,7 @@ class DefaultDictionary(Late):
         return 0.5 if self.retries["kernel"] > 35 else 1.0
 
 
-@later("a SimpleNamespace", 95, "soak")
+@later("a SimpleNamespace", 95, "wrong")
 class Namespace(Late):
     def __init__(self):
         super().__init__()
@@ -276,7 +276,7 @@ class Namespace(Late):
         return 1.0 if self.state.step < 95 else 2.0
 
 
-@later("the list of a functools.partial", 105, "soak")
+@later("the list of a functools.partial", 105, "wrong")
 class PartialList(Late):
     def __init__(self):
         super().__init__()
@@ -288,7 +288,7 @@ class PartialList(Late):
         return 1.0 if seen[0] < 105 else 2.0
 
 
-@later("a text that grows", 100, "soak")
+@later("a text that grows", 100, "wrong")
 class GrowingText(Late):
     log = ""
 
@@ -297,7 +297,7 @@ class GrowingText(Late):
         return 1.0 if len(self.log) < 100 else 2.0
 
 
-@later("a fraction", 40, "soak")
+@later("a fraction", 40, "wrong")
 class FractionState(Late):
     share = Fraction(0)
 
@@ -311,7 +311,7 @@ class Phase(Enum):
     STEADY = 1
 
 
-@later("a phase that a countdown ends", 45, "soak")
+@later("a phase that a countdown ends", 45, "wrong")
 class PhaseEnds(Late):
     phase, left = Phase.WARM, 45
 
@@ -322,7 +322,7 @@ class PhaseEnds(Late):
         return 1.0 if self.phase is Phase.WARM else 2.0
 
 
-@later("the count of a hook, in a numpy array", 130, "soak")
+@later("the count of a hook, in a numpy array", 130, "wrong")
 class CalibrationHook(Late):
     def __init__(self):
         super().__init__()
@@ -338,7 +338,7 @@ class CalibrationHook(Late):
         return 1.0
 
 
-@later("last_epoch of torch's StepLR", 100, "soak")
+@later("last_epoch of torch's StepLR", 100, "wrong")
 class TorchScheduler(Late):
     def __init__(self):
         super().__init__()

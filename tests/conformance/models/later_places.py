@@ -9,7 +9,7 @@ import numpy as np
 from tests.conformance.later import Late, later
 
 
-@later("self.steps", 40, "soak")
+@later("self.steps", 40, "wrong")
 class AttributeThreshold(Late):
     steps = 0
 
@@ -18,7 +18,7 @@ class AttributeThreshold(Late):
         return 1.0 if self.steps < 40 else 0.5
 
 
-@later("Model.calls, an attribute of the class", 100, "soak")
+@later("Model.calls, an attribute of the class", 100, "wrong")
 class ClassAttribute(Late):
     calls = 0
 
@@ -38,7 +38,7 @@ class Slotted:
         self.count = 0
 
 
-@later("state.count, a slot", 60, "soak")
+@later("state.count, a slot", 60, "wrong")
 class Slot(Late):
     def __init__(self):
         super().__init__()
@@ -55,7 +55,7 @@ class Progress:
     limits: dict = field(default_factory=lambda: {"warm": 80})
 
 
-@later("progress.step, a field of a dataclass", 80, "soak")
+@later("progress.step, a field of a dataclass", 80, "wrong")
 class DataclassField(Late):
     def __init__(self):
         super().__init__()
@@ -71,7 +71,7 @@ class Frozen:
     step: int = 0
 
 
-@later("state.step, of a frozen dataclass that is replaced", 70, "soak")
+@later("state.step, of a frozen dataclass that is replaced", 70, "wrong")
 class FrozenDataclass(Late):
     def __init__(self):
         super().__init__()
@@ -87,7 +87,7 @@ class Place(NamedTuple):
     total: int
 
 
-@later("place.total, of a named tuple", 50, "soak")
+@later("place.total, of a named tuple", 50, "wrong")
 class NamedTupleState(Late):
     def __init__(self):
         super().__init__()
@@ -98,7 +98,7 @@ class NamedTupleState(Late):
         return 1.0 + (self.place.total > 49)
 
 
-@later("count, of the closure", 90, "soak")
+@later("count, of the closure", 90, "wrong")
 class ClosureNonlocal(Late):
     def __init__(self):
         super().__init__()
@@ -117,7 +117,7 @@ TABLE = {"calls": 0}
 LIST = [0]
 
 
-@later("CALLS, a global", 150, "soak")
+@later("CALLS, a global", 150, "wrong")
 class GlobalInteger(Late):
     def __init__(self):
         super().__init__()
@@ -129,14 +129,14 @@ class GlobalInteger(Late):
         return 1.0 if CALLS < 150 else 0.0
 
 
-@later("TABLE['calls'], of a global dictionary", 5000, "forward")
+@later("TABLE['calls'], of a global dictionary", 5000, "wrong")
 class GlobalDictionary(Late):
     def scale(self):
         TABLE["calls"] += 1
         return 1.0 if TABLE["calls"] % 5000 else 0.0
 
 
-@later("LIST[0], of a global list", 3000, "forward")
+@later("LIST[0], of a global list", 3000, "wrong")
 class GlobalList(Late):
     def scale(self):
         LIST[0] += 1
@@ -151,21 +151,21 @@ class Trainer:
 TRAINER = Trainer()
 
 
-@later("TRAINER.steps, of an object of the module", 2000, "forward")
+@later("TRAINER.steps, of an object of the module", 2000, "wrong")
 class ModuleLevelObject(Late):
     def scale(self):
         TRAINER.steps += 1
         return max(1.0, TRAINER.steps // 2000 * 2.0)
 
 
-@later("the default argument's list", 1000, "forward")
+@later("the default argument's list", 1000, "wrong")
 class MutableDefault(Late):
     def scale(self, seen=[0]):  # noqa: B006
         seen[0] += 1
         return 1.0 if seen[0] < 1000 else 2.0
 
 
-@later("the default argument's number, replaced", 900, "forward")
+@later("the default argument's number, replaced", 900, "wrong")
 class ReplacedDefault(Late):
     def __init__(self):
         super().__init__()
@@ -188,13 +188,13 @@ def helper():
 helper.calls = 0
 
 
-@later("helper.calls, an attribute of a function", 1200, "forward")
+@later("helper.calls, an attribute of a function", 1200, "wrong")
 class FunctionAttribute(Late):
     def scale(self):
         return helper()
 
 
-@later("self.n, a numpy scalar", 7, "check")
+@later("self.n, a numpy scalar", 7, "wrong")
 class NumpyEvery7(Late):
     n = np.int64(0)
 
@@ -203,7 +203,7 @@ class NumpyEvery7(Late):
         return 2.0 if self.n % 7 == 0 else 1.0
 
 
-@later("self.n[0], of a numpy array", 400, "forward")
+@later("self.n[0], of a numpy array", 400, "wrong")
 class NumpyArray(Late):
     def __init__(self):
         super().__init__()
@@ -214,7 +214,7 @@ class NumpyArray(Late):
         return 2.0 if self.n[0] > 400 else 1.0
 
 
-@later("self.ema, a numpy float", 64, "soak")
+@later("self.ema, a numpy float", 64, "wrong")
 class NumpyFloat(Late):
     ema = np.float32(1.0)
 

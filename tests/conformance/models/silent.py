@@ -451,7 +451,7 @@ class GlobalChangedLater(Base):
 SETTINGS = {}
 
 
-@hazard(25, warnings=("control-flow",), notes=("stateful-python",))
+@hazard(25, warnings=("control-flow",), notes=("stateful-python",), check="stateful-python")
 class RareBranch(Base):
     steps = 0
 
@@ -462,7 +462,7 @@ class RareBranch(Base):
         return self.linear(x)
 
 
-@hazard(25, warnings=("control-flow",))
+@hazard(25, warnings=("control-flow",), check="stateful-python")
 class RareBranchOnGlobal(Base):
     """The condition is in another function, on a local name of the value, and no operation runs in it."""
 

@@ -295,6 +295,7 @@ def test_progress_names_each_trial():
         "check batch 2",
         "check batch 2: adversarial inputs, changed parameters",
         "check batch 2: earlier calls",
+        "check batch 2: later calls",
     ]
 
 
