@@ -35,12 +35,13 @@ from pytest_cudagraph.decoding.guided import GuidedEngine
 from pytest_cudagraph.decoding.guided_times import RepeatedGuidedSteps, summary
 from pytest_cudagraph.decoding.lookup import LookupRequest, LookupRun
 from pytest_cudagraph.decoding.prefill import PrefillRequest, compare_prefill
+from pytest_cudagraph.decoding.results import TokenAgreement
 from pytest_cudagraph.decoding.times import RepeatedSteps, per_step, time_generations
 from pytest_cudagraph.decoding.token_masks import GrammarCache, TokenGrammar, first_disallowed
 from pytest_cudagraph.measure import Bounds
 from pytest_cudagraph.stats import FixedTimeRule
 from pytest_cudagraph.units import bytes_text, latency_text
-from pytest_cudagraph.values import Timing, TokenAgreement
+from pytest_cudagraph.values import Timing
 
 LLAMA_8B = {"vocabulary": 128256, "hidden": 4096, "heads": 32, "kv_heads": 8, "inner": 14336, "layers": 32}
 CHUNK = 2048

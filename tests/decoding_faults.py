@@ -13,12 +13,12 @@ from unittest.mock import patch
 import torch
 from examples.small_decoder import SmallDecoder
 
-from pytest_cudagraph import gate
 from pytest_cudagraph.backends import open_backend
 from pytest_cudagraph.check.compare import Tolerance
 from pytest_cudagraph.decoding import lookup, prefill
 from pytest_cudagraph.decoding.agreement import compare_with_eager
 from pytest_cudagraph.decoding.engine import DecodeEngine, Step, call_decoder
+from pytest_cudagraph.decoding.gates import judge_steps, judge_tokens
 from pytest_cudagraph.decoding.lookup import LookupRequest, run_lookup
 from pytest_cudagraph.decoding.prefill import PrefillRequest
 from pytest_cudagraph.errors import InputError
@@ -150,7 +150,7 @@ def generated(fault: Fault, device: str, *, prompts: Any = None, rows=4, graph_s
     prompts = (random_tokens(rows, 6) if prompts is None else prompts).to(device)
     with fault.engine(fault.decoder().eval().to(device), graph_sizes) as engine:
         tokens, receipt = compare_with_eager(engine, prompts, count, TOLERANCE)
-    return [gate.judge_steps(receipt), gate.judge_tokens(tokens, exact=True)]
+    return [judge_steps(receipt), judge_tokens(tokens, exact=True)]
 
 
 def looked_up(fault: Fault, device: str, *, k=3, least: float | None = None) -> list[Judgement]:

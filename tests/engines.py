@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pytest_cudagraph import EngineFacts, InputError
-from pytest_cudagraph.values import GenerationReceipt
+from pytest_cudagraph.decoding.results import GenerationReceipt
 
 
 @dataclass(frozen=True)

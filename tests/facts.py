@@ -5,34 +5,31 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pytest_cudagraph.baseline import session_of_arm
+from pytest_cudagraph.decoding.guided_results import Guided, GuidedOutput, GuidedTimes
+from pytest_cudagraph.decoding.modes.results import EngineMode, EngineModes, ModeFailure, ModeTokens
+from pytest_cudagraph.decoding.results import (
+    Generation,
+    GenerationReceipt,
+    GenerationTimes,
+    Lookup,
+    Prefill,
+    PrefillBytes,
+    TokenAgreement,
+)
 from pytest_cudagraph.values import (
     Agreement,
     BatchReport,
     DeviceInfo,
-    EngineMode,
-    EngineModes,
-    Generation,
-    GenerationReceipt,
-    GenerationTimes,
     GraphReport,
-    Guided,
-    GuidedOutput,
-    GuidedTimes,
     Interval,
     Judgement,
     Latency,
-    Lookup,
     Medians,
-    ModeFailure,
-    ModeTokens,
-    Prefill,
-    PrefillBytes,
     Receipt,
     SavedBatch,
     SavedFigure,
     Session,
     Timing,
-    TokenAgreement,
     Verdict,
 )
 

@@ -200,7 +200,7 @@ def _refusal(report: GraphReport, batch: BatchReport) -> str:
     if not batch.judgements:
         return "nothing was judged"
     facts = {
-        "replay was not checked": batch.agreement or batch.generation,
+        "replay was not checked": batch.agreement or batch.scenario,
         "it was not timed": batch.timing,
         "no device": report.device,
     }
@@ -216,8 +216,6 @@ def _blocks(judgement: Judgement) -> bool:
 def saved_batch(report: GraphReport, batch: BatchReport, *, saved_at: str, commit: str = "") -> SavedBatch:
     """The entry of a batch size that was timed on a known device, as one session."""
     timing, receipt = batch.timing, batch.receipt
-    times = batch.generation.times if batch.generation else None
-    figures = {**(times.figures() if times else {}), **batch.figures}
     assert timing is not None
     assert report.device is not None
     return SavedBatch(
@@ -231,7 +229,9 @@ def saved_batch(report: GraphReport, batch: BatchReport, *, saved_at: str, commi
         kernel_names=receipt.kernel_names if receipt else {},
         device=report.device,
         saved_at=saved_at,
-        sessions=(baseline.session_of(timing, report.device, date=saved_at[:10], commit=commit, figures=figures),),
+        sessions=(
+            baseline.session_of(timing, report.device, date=saved_at[:10], commit=commit, figures=batch.figures),
+        ),
     )
 
 

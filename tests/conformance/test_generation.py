@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pytest_cudagraph import DecodeEngine, gate, static_decoder
+from pytest_cudagraph import DecodeEngine, static_decoder
 from pytest_cudagraph.check.compare import Tolerance
 from pytest_cudagraph.decoding.agreement import compare_with_eager
+from pytest_cudagraph.decoding.gates import judge_steps, judge_tokens
 
 transformers = pytest.importorskip("transformers", reason="the families are those of transformers")
 
@@ -63,6 +64,6 @@ def test_no_correct_generation_is_called_wrong(family, dtype, kind):
             for length, count in LENGTHS:
                 prompts = torch.randint(0, 128, (rows, length), generator=torch.Generator().manual_seed(length))
                 tokens, receipt = compare_with_eager(engine, prompts.to(engine.device), count, Tolerance())
-                judgements = (gate.judge_steps(receipt), gate.judge_tokens(tokens, exact=False))
+                judgements = (judge_steps(receipt), judge_tokens(tokens, exact=False))
                 missed += [(rows, length, count, each.reason) for each in judgements if each.verdict.fails]
     assert missed == []

@@ -7,8 +7,9 @@ import torch
 from examples.small_decoder import SmallDecoder
 from tests.decoding_faults import FAULTS, TOLERANCE
 
-from pytest_cudagraph import DecodeEngine, gate
+from pytest_cudagraph import DecodeEngine
 from pytest_cudagraph.decoding.agreement import compare_logits, compare_with_eager
+from pytest_cudagraph.decoding.gates import judge_chunks, judge_steps, judge_tokens
 from pytest_cudagraph.decoding.lookup import LookupRequest, LookupRun
 from pytest_cudagraph.decoding.prefill import PrefillRequest, compare_prefill
 
@@ -25,8 +26,8 @@ def test_tokens_are_eagers_and_every_step_is_a_replay(decoder, rows):
     with DecodeEngine(decoder, [1, 4]) as engine:
         assert engine.device.startswith("cuda")
         tokens, receipt = compare_with_eager(engine, prompts, 12, TOLERANCE)
-    assert not gate.judge_tokens(tokens, exact=False).verdict.fails
-    assert not gate.judge_steps(receipt).verdict.fails
+    assert not judge_tokens(tokens, exact=False).verdict.fails
+    assert not judge_steps(receipt).verdict.fails
 
 
 def test_verified_proposals_and_decode_steps_share_the_cache(decoder):
@@ -39,14 +40,14 @@ def test_verified_proposals_and_decode_steps_share_the_cache(decoder):
             run = LookupRun(engine=engine, request=request, prompts=prompts, expected=eager.tokens, rows=2)
             found = run.run()
     assert any(call.drafted for call in run.calls)
-    assert not gate.judge_tokens(compare_logits(eager, found, TOLERANCE), exact=False).verdict.fails
-    assert not gate.judge_steps(found.receipt).verdict.fails
+    assert not judge_tokens(compare_logits(eager, found, TOLERANCE), exact=False).verdict.fails
+    assert not judge_steps(found.receipt).verdict.fails
 
 
 def test_chunks_leave_what_one_call_leaves(decoder):
     request = PrefillRequest(length=48, chunk=16, max_bytes_ratio=None, counting="activations")
     found = compare_prefill(decoder, request, TOLERANCE)
-    assert not gate.judge_chunks(found).verdict.fails
+    assert not judge_chunks(found).verdict.fails
     assert found.bytes_ratio < 1
 
 

@@ -190,7 +190,7 @@ def test_generations_are_gated_shown_and_saved_each_under_its_lengths(decoding):
     assert any("prompt12-output6" in name for name in entries)
     run = json.loads((decoding.path / "run.json").read_text())
     first = run["tests"][0]["batches"][0]
-    assert first["generation"]["tokens"] == {
+    assert first["scenario"]["result"]["tokens"] == {
         "compared": 12, "same_shapes": True, "ties": 0, "largest_difference": None, "tolerance": None,
     }  # fmt: skip
     assert {each["gate"]: each["verdict"] for each in first["judgements"]} == dict.fromkeys(

@@ -63,11 +63,11 @@ def test_both_modes_are_compared_shown_and_never_saved(engines):
     result.stdout.no_fnmatch_line("not written:*")
     assert not list(engines.path.glob(".cudagraph/*.json"))
     found = json.loads((engines.path / "run.json").read_text())["tests"]
-    modes = found[1]["batches"][0]["modes"]
+    modes = found[1]["batches"][0]["scenario"]["result"]
     assert modes["tokens"] is None
     assert modes["graphs"]["failure"]["error"].startswith("RuntimeError: capture failed:")
     assert modes["graphs"]["failure"]["output"] == ["loading {}"]
-    assert found[0]["batches"][0]["modes"]["graphs"]["receipt"]["replays"] == 30
+    assert found[0]["batches"][0]["scenario"]["result"]["graphs"]["receipt"]["replays"] == 30
 
 
 def test_without_the_flag_only_the_eager_mode_runs_and_nothing_is_judged(engines):

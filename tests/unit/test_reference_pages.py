@@ -14,6 +14,8 @@ import pytest
 import pytest_cudagraph
 from pytest_cudagraph import errors, values
 from pytest_cudagraph.cli import make_parser
+from pytest_cudagraph.decoding import guided_results, results
+from pytest_cudagraph.decoding.modes import results as modes_results
 
 ROOT = Path(__file__).parents[2]
 REPORTS = (ROOT / "docs" / "reports.md").read_text(encoding="utf-8")
@@ -32,20 +34,20 @@ INTERNAL = {"min_source", "update_option", "extended", "inner_calls"}
         values.Timing,
         values.Latency,
         values.Judgement,
-        values.Generation,
-        values.GenerationReceipt,
-        values.GenerationTimes,
-        values.TokenAgreement,
-        values.Prefill,
-        values.PrefillBytes,
-        values.Lookup,
-        values.Guided,
-        values.GuidedOutput,
-        values.GuidedTimes,
-        values.EngineModes,
-        values.EngineMode,
-        values.ModeTokens,
-        values.ModeFailure,
+        results.Generation,
+        results.GenerationReceipt,
+        results.GenerationTimes,
+        results.TokenAgreement,
+        results.Prefill,
+        results.PrefillBytes,
+        results.Lookup,
+        guided_results.Guided,
+        guided_results.GuidedOutput,
+        guided_results.GuidedTimes,
+        modes_results.EngineModes,
+        modes_results.EngineMode,
+        modes_results.ModeTokens,
+        modes_results.ModeFailure,
         values.Finding,
     ],
 )

@@ -9,7 +9,7 @@ import torch
 
 from pytest_cudagraph.check.compare import Tolerance
 from pytest_cudagraph.decoding.engine import Generated
-from pytest_cudagraph.values import GenerationReceipt, TokenAgreement, TokenDifference
+from pytest_cudagraph.decoding.results import GenerationReceipt, TokenAgreement, TokenDifference
 
 _BFLOAT16_RTOL = 0.016
 """That of ``torch.testing.assert_close``."""

@@ -9,10 +9,18 @@ from typing import Any
 
 import torch
 
-from pytest_cudagraph import gate
+from pytest_cudagraph.decoding.modes.gates import (
+    FELL_BACK,
+    falls_back,
+    judge_engine,
+    judge_fallback,
+    judge_mode_speed,
+    judge_mode_tokens,
+)
 from pytest_cudagraph.decoding.modes.mode_request import ModeRequest
 from pytest_cudagraph.decoding.modes.mode_run import ModeRun, RowStamps, run_mode
 from pytest_cudagraph.decoding.modes.protocol import Engine, LoadRequest
+from pytest_cudagraph.decoding.modes.results import EngineMode, EngineModes, ModeTokens
 from pytest_cudagraph.decoding.times import Stamps, summary
 from pytest_cudagraph.errors import EngineFailed, InputError
 from pytest_cudagraph.foreign import value_text
@@ -21,7 +29,7 @@ from pytest_cudagraph.protocols import ShowProgress
 from pytest_cudagraph.settings.case import Case
 from pytest_cudagraph.settings.parsing import flag, seconds, whole_number
 from pytest_cudagraph.stats import summaries
-from pytest_cudagraph.values import BatchReport, EngineMode, EngineModes, Interval, Judgement, ModeTokens
+from pytest_cudagraph.values import BatchReport, Interval, Judgement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +100,7 @@ class ModesRun:
                 engine=self.request.engine.name, batch_size=1, output_length=self._count,
                 eager=EngineMode(failure=failure), graphs=EngineMode(),
             )  # fmt: skip
-            judgement = gate.judge_engine(found, falls_back=False)
+            judgement = judge_engine(found, falls_back=False)
             raise EngineFailed("\n".join((judgement.reason, *judgement.evidence)))
 
     def batch(self) -> BatchReport:
@@ -109,7 +117,7 @@ class ModesRun:
             eager=eager.mode, graphs=graphs.mode, tokens=_compared(eager, graphs),
         )  # fmt: skip
         exact = self._exact(found)
-        report = BatchReport(batch_size=size, judgements=exact, min_speedup=self.case.min_speedup[size], modes=found)
+        report = BatchReport(batch_size=size, judgements=exact, min_speedup=self.case.min_speedup[size], scenario=found)
         return report if report.verdict.fails else self._timed(report, found, eager, graphs)
 
     @property
@@ -132,21 +140,20 @@ class ModesRun:
         return run_mode(mode_request, request.timeout_s)
 
     def _exact(self, found: EngineModes) -> tuple[Judgement, ...]:
-        falls_back = gate.falls_back(found.graphs)
-        ran = gate.judge_engine(found, falls_back=falls_back)
+        ran = judge_engine(found, falls_back=falls_back(found.graphs))
         if ran.verdict.fails:
             return (ran,)
-        used = gate.judge_fallback(found, allowed=self.request.allow_fallback)
+        used = judge_fallback(found, allowed=self.request.allow_fallback)
         if found.tokens is None:
             return (ran, used)
-        return (ran, used, gate.judge_mode_tokens(found.tokens, self.request.max_differing_rows))
+        return (ran, used, judge_mode_tokens(found.tokens, self.request.max_differing_rows))
 
     def _timed(self, report: BatchReport, found: EngineModes, eager: ModeRun, graphs: ModeRun) -> BatchReport:
         found = replace(found, eager=_with_times(eager), graphs=_with_times(graphs))
         found = replace(found, speedup=_speedup(found.eager.itl_medians_ns, found.graphs.itl_medians_ns))
         why_not = self.device_context.why_not_judged
-        speed = gate.judge_mode_speed(found, self.case.min_speedup[report.batch_size], why_not)
-        return replace(report, judgements=(*report.judgements, speed), modes=found)
+        speed = judge_mode_speed(found, self.case.min_speedup[report.batch_size], why_not)
+        return replace(report, judgements=(*report.judgements, speed), scenario=found, speedup=found.speedup)
 
 
 def _check_eager(mode: EngineMode) -> None:
@@ -186,7 +193,7 @@ def _first_difference(expected: Sequence[int], found: Sequence[int]) -> tuple[in
 def fallback_notes(batch: BatchReport) -> tuple[str, ...]:
     """That the engine fell back, where the test allows it. Else it would pass silently."""
     found = [each for each in batch.judgements if each.gate == "fallback" and not each.verdict.fails]
-    return tuple(each.reason for each in found if each.reason.startswith(gate.FELL_BACK))
+    return tuple(each.reason for each in found if each.reason.startswith(FELL_BACK))
 
 
 def _with_times(run: ModeRun) -> EngineMode:

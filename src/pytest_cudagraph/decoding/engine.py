@@ -14,10 +14,11 @@ from pytest_cudagraph import state
 from pytest_cudagraph.backends import open_backend
 from pytest_cudagraph.backends.buffers import describe
 from pytest_cudagraph.decoding.decoder import Decoder, check_decoder, check_length
+from pytest_cudagraph.decoding.results import GenerationReceipt
 from pytest_cudagraph.errors import InputError
 from pytest_cudagraph.model_watch import ModelWatch
 from pytest_cudagraph.protocols import Backend, CapturedGraph, GraphPool
-from pytest_cudagraph.values import GenerationReceipt, Receipt
+from pytest_cudagraph.values import Receipt
 
 
 class Step(NamedTuple):

@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from pytest_cudagraph.decoding.decoder import Decoder
     from pytest_cudagraph.decoding.engine import DecodeEngine
     from pytest_cudagraph.decoding.grammars import Grammar
+    from pytest_cudagraph.decoding.guided_results import Guided
+    from pytest_cudagraph.decoding.results import Counted, Generation, Lookup, Prefill
     from pytest_cudagraph.pipeline import DeviceContext
-    from pytest_cudagraph.values import Counted, Generation, Guided, Lookup, Prefill
 
 
 class MakeDecodeEngine:
@@ -212,22 +213,34 @@ def _greedy(
             own = parametrized(call.name or context.nodeid, f"prompt{prompt_length}-output{output_length}")
             one = replace(call, name=own, prompt_lengths=[prompt_length], output_lengths=[output_length])
             cell = context.case(one)
-            found += _run_cell(context, under_test, prompts, cell, device_context)
+            found += _run_cell(context, under_test, prompts, cell, device_context, case.prompt_lengths)
     return tuple(found)
 
 
 def _run_cell(
-    context: FixtureContext, under_test: EngineUnderTest, prompts: Any, cell: Case, device_context: DeviceContext
+    context: FixtureContext,
+    under_test: EngineUnderTest,
+    prompts: Any,
+    cell: Case,
+    device_context: DeviceContext,
+    prompt_lengths: tuple[int, ...],
 ) -> list[Generation]:
     __tracebackhide__ = True
     from pytest_cudagraph.decoding.greedy import GreedyRun, report_of
+    from pytest_cudagraph.decoding.results import Generation
 
     with device_context.using_its_threads():
         engine = _engine_or_failure(context, under_test, cell, device_context)
-        run = GreedyRun(engine=engine, case=cell, device_context=device_context, progress=context.progress)
+        run = GreedyRun(
+            engine=engine,
+            case=cell,
+            device_context=device_context,
+            progress=context.progress,
+            prompt_lengths=prompt_lengths,
+        )
         batches = run.batches(prompts)
     context.conclude(report_of(cell, device_context, batches, against_base=context.against_base))
-    return [each.generation for each in batches if each.generation is not None]
+    return [batch.scenario for batch in batches if isinstance(batch.scenario, Generation)]
 
 
 @hide_plugin_frames
@@ -256,6 +269,7 @@ def _lookup(
     from pytest_cudagraph.baseline import parametrized
     from pytest_cudagraph.decoding.greedy import report_of, run_once
     from pytest_cudagraph.decoding.lookup import LookupRequest, run_lookup
+    from pytest_cudagraph.decoding.results import Lookup
 
     request = LookupRequest(**given)
     count = context.resolve(call).output_lengths[0]
@@ -269,7 +283,8 @@ def _lookup(
         engine = _engine_or_failure(context, under_test, case, device_context)
         batch = run_lookup(engine, prompts, request, case, device_context)
     context.conclude(report_of(case, device_context, [batch]))
-    return batch.lookup
+    assert isinstance(batch.scenario, Lookup)
+    return batch.scenario
 
 
 def _rows_of(prompts: Any) -> list[int]:

@@ -15,8 +15,8 @@ from pytest_cudagraph.settings.case import CallSettings, Case
 if TYPE_CHECKING:
     from pytest_cudagraph.decoding.engine import DecodeEngine
     from pytest_cudagraph.decoding.fixtures import EngineUnderTest
+    from pytest_cudagraph.decoding.guided_results import Guided
     from pytest_cudagraph.decoding.token_masks import TokenGrammar
-    from pytest_cudagraph.values import Guided
 
 Given: TypeAlias = "tuple[Any, Any, int | None]"
 """The grammar, the tokenizer and the stop token, as the test gives them."""
@@ -37,6 +37,7 @@ def run_guided(
     from pytest_cudagraph.decoding.engine import DecodeEngine
     from pytest_cudagraph.decoding.greedy import report_of
     from pytest_cudagraph.decoding.guided import GuidedEngine
+    from pytest_cudagraph.decoding.guided_results import Guided
     from pytest_cudagraph.decoding.guided_run import GuidedRequest, GuidedRun
 
     request = GuidedRequest(**limits)
@@ -59,7 +60,8 @@ def run_guided(
         run = GuidedRun(guided=guided, request=request, case=case, device_context=device_context)
         batch = run.batch(_prompts_or_random(engine, prompts, case))
     context.conclude(report_of(case, device_context, [batch]))
-    return batch.guided
+    assert isinstance(batch.scenario, Guided)
+    return batch.scenario
 
 
 def _generate_once(context: FixtureContext, engine: DecodeEngine, given: Given, prompts: Any, case: Case) -> None:

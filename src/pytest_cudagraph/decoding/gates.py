@@ -5,18 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from pytest_cudagraph.units import bytes_text, plural
-from pytest_cudagraph.values import (
-    Finding,
+from pytest_cudagraph.decoding.results import (
     GenerationReceipt,
-    Judgement,
     Lookup,
     Prefill,
     PrefillBytes,
     TokenAgreement,
     TokenDifference,
-    Verdict,
 )
+from pytest_cudagraph.units import bytes_text, plural
+from pytest_cudagraph.values import Finding, Judgement, Verdict
 
 _FIX = (
     "fix: keep the position in a tensor on the device and change it in place: a replay repeats the addresses and "

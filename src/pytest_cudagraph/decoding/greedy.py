@@ -16,7 +16,9 @@ from pytest_cudagraph.check.compare import Tolerance
 from pytest_cudagraph.decoding.agreement import compare_with_eager
 from pytest_cudagraph.decoding.decoder import Decoder, check_length, check_members
 from pytest_cudagraph.decoding.engine import DecodeEngine, call_decoder, padded
+from pytest_cudagraph.decoding.gates import judge_steps, judge_tokens
 from pytest_cudagraph.decoding.prefill import prefill_bytes
+from pytest_cudagraph.decoding.results import Generation, TokenAgreement, TokenDifference
 from pytest_cudagraph.decoding.times import RepeatedSteps, per_step, time_generations
 from pytest_cudagraph.errors import CaptureRefusal
 from pytest_cudagraph.inputs import Example
@@ -25,15 +27,7 @@ from pytest_cudagraph.pipeline.device_context import DeviceContext
 from pytest_cudagraph.protocols import ShowProgress
 from pytest_cudagraph.settings.case import Case
 from pytest_cudagraph.units import to_ns
-from pytest_cudagraph.values import (
-    BatchReport,
-    Finding,
-    Generation,
-    GraphReport,
-    Judgement,
-    TokenAgreement,
-    TokenDifference,
-)
+from pytest_cudagraph.values import BatchReport, Finding, GraphReport, Judgement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +38,8 @@ class GreedyRun:
     case: Case
     device_context: DeviceContext
     progress: ShowProgress
+    prompt_lengths: tuple[int, ...] = ()
+    """All that the test generates from."""
 
     def batches(self, prompts: torch.Tensor | None) -> list[BatchReport]:
         """Run every batch size, with random prompts unless some are given."""
@@ -66,14 +62,15 @@ class GreedyRun:
             output_length=count,
             receipt=receipt,
             tokens=tokens if isinstance(tokens, TokenAgreement) else None,
+            prompt_lengths=self.prompt_lengths,
         )
         findings = self._hazards(size) if isinstance(tokens, TokenDifference) and tokens.same_shapes else ()
-        exact = (gate.judge_steps(receipt), gate.judge_tokens(tokens, exact=self.case.exact, findings=findings))
+        exact = (judge_steps(receipt), judge_tokens(tokens, exact=self.case.exact, findings=findings))
         report = BatchReport(
             batch_size=size,
             judgements=exact,
             min_speedup=self.case.min_speedup[size],
-            generation=generation,
+            scenario=generation,
         )
         return report if report.verdict.fails else self._measured(report, generation, prompts)
 
@@ -110,7 +107,8 @@ class GreedyRun:
         return replace(
             report,
             judgements=(*report.judgements, *judgements),
-            generation=replace(generation, times=times, bytes=memory),
+            scenario=replace(generation, times=times, bytes=memory),
+            figures=times.figures(),
             timing=timing,
             receipt=receipt,
             baseline=batch.saved,

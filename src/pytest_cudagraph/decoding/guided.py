@@ -9,10 +9,11 @@ import torch
 
 from pytest_cudagraph.backends.buffers import describe
 from pytest_cudagraph.decoding.engine import DecodeEngine, Generated, Step, call_decoder, padded
+from pytest_cudagraph.decoding.guided_results import GuidedOutput
+from pytest_cudagraph.decoding.results import GenerationReceipt
 from pytest_cudagraph.decoding.token_masks import RowMasks, TokenGrammar, choose_allowed, packed_width, text_of
 from pytest_cudagraph.errors import InputError
 from pytest_cudagraph.protocols import CapturedGraph
-from pytest_cudagraph.values import GenerationReceipt, GuidedOutput
 
 Choose = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """From logits (rows, vocabulary) and packed masks (rows, vocabulary / 32), int32, to tokens (rows, 1), int64."""

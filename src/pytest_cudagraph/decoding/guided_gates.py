@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 
+from pytest_cudagraph.decoding.guided_results import DisallowedToken, Guided, GuidedTimes
 from pytest_cudagraph.foreign import value_text
 from pytest_cudagraph.gate.wording import change_text
 from pytest_cudagraph.units import latency_text, percent_text
-from pytest_cudagraph.values import DisallowedToken, Guided, GuidedTimes, Interval, Judgement, Timing, Verdict
+from pytest_cudagraph.values import Interval, Judgement, Timing, Verdict
 
 _FIX_LATE = "fix: copy the mask of this step into the static input before the choice is replayed"
 _FIX_IGNORED = "fix: choose= must read its mask argument with torch operations: a graph repeats no other code"

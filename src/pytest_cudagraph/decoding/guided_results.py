@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, Literal
 
-from pytest_cudagraph.decoding.results import GenerationReceipt, TokenAgreement
-from pytest_cudagraph.values.timings import Interval, Latency
+from pytest_cudagraph.decoding.results import GenerationReceipt, TokenAgreement, table_of, ties_text
+from pytest_cudagraph.report.document_timings import latency_fields, seconds
+from pytest_cudagraph.units import latency_text, percent_text
+from pytest_cudagraph.values import Interval, Latency, Table
 
 GrammarKind = Literal["json_schema", "regex", "ebnf", "choice", "python_source"]
 
@@ -52,6 +54,16 @@ class GuidedTimes:
     mask_share: float
     """``rows * mask_ns / guided step``."""
 
+    def document(self) -> dict[str, Any]:
+        """The times in seconds."""
+        return {
+            "greedy": latency_fields(self.greedy),
+            "guided": latency_fields(self.guided),
+            "overhead": asdict(self.overhead),
+            "mask": seconds(self.mask_ns),
+            "mask_share": self.mask_share,
+        }
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guided:
@@ -76,10 +88,36 @@ class Guided:
     times: GuidedTimes | None = None
     """None if a gate before failed."""
 
+    kind: ClassVar[str] = "guided"
+    has_entry: ClassVar[bool] = False
+
+    def tables(self, test: str) -> tuple[Table, ...]:
+        """One row: the outputs, and what the masks cost."""
+        times = self.times
+        costs: tuple[str, ...] = ("-",) * 3
+        if times is not None:
+            shares = map(percent_text, (times.mask_share, times.overhead.estimate))
+            costs = (latency_text(times.mask_ns), *shares)
+        both = (self.receipt, self.choices)
+        replays = f"{sum(receipt.replays for receipt in both)}/{sum(receipt.steps for receipt in both)}"
+        valid = f"{self.valid}/{self.completed}" if self.is_parsed else "-"
+        outputs = (str(self.batch_size), self.grammar, valid, str(self.cut))
+        row = (test, *outputs, *costs, replays, ties_text(self.tokens))
+        return table_of("guided", "batch|grammar|valid|cut|mask/row|share|overhead|replays|ties", [row])
+
+    def document(self) -> dict[str, Any]:
+        """Its attributes and counts, with times in seconds."""
+        counts = {name: getattr(self, name) for name in ("completed", "cut", "valid", "valid_ratio")}
+        return asdict(self) | counts | {"times": self.times and self.times.document()}
+
+    def properties(self) -> dict[str, str]:
+        """None."""
+        return {}
+
     @property
     def cut(self) -> int:
         """Outputs that reached the most tokens without a stop token."""
-        return sum(each.is_cut for each in self.outputs)
+        return sum(output.is_cut for output in self.outputs)
 
     @property
     def completed(self) -> int:
@@ -89,7 +127,7 @@ class Guided:
     @property
     def valid(self) -> int:
         """Completed outputs in which the parser finds no problem."""
-        return sum(not each.is_cut and not each.problem for each in self.outputs) if self.is_parsed else 0
+        return sum(not output.is_cut and not output.problem for output in self.outputs) if self.is_parsed else 0
 
     @property
     def valid_ratio(self) -> float | None:

@@ -7,18 +7,21 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from pytest_cudagraph import gate
 from pytest_cudagraph.check.compare import Tolerance
 from pytest_cudagraph.decoding.agreement import compare_with_eager
+from pytest_cudagraph.decoding.gates import judge_steps, judge_tokens
 from pytest_cudagraph.decoding.guided import Choose, GuidedEngine, outputs_of
+from pytest_cudagraph.decoding.guided_gates import judge_mask, judge_outputs, judge_overhead
+from pytest_cudagraph.decoding.guided_results import Guided
 from pytest_cudagraph.decoding.guided_times import time_guided
+from pytest_cudagraph.decoding.results import TokenAgreement
 from pytest_cudagraph.decoding.token_masks import first_disallowed
 from pytest_cudagraph.errors import InputError
 from pytest_cudagraph.foreign import value_text
 from pytest_cudagraph.pipeline.device_context import DeviceContext
 from pytest_cudagraph.settings.case import Case
 from pytest_cudagraph.units import to_ns
-from pytest_cudagraph.values import BatchReport, Guided, TokenAgreement
+from pytest_cudagraph.values import BatchReport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,27 +74,27 @@ class GuidedRun:
             is_parsed=grammar.grammar.parse is not None,
         )
         judgements = (
-            gate.judge_steps(found.receipt),
-            gate.judge_steps(found.choices, step="choice"),
-            gate.judge_mask(first_disallowed(grammar, tokens)),
+            judge_steps(found.receipt),
+            judge_steps(found.choices, step="choice"),
+            judge_mask(first_disallowed(grammar, tokens)),
         )
-        report = BatchReport(batch_size=facts.batch_size, judgements=judgements, guided=facts)
+        report = BatchReport(batch_size=facts.batch_size, judgements=judgements, scenario=facts)
         return report if report.verdict.fails else self._compared(report, facts, prompts, found.steps)
 
     def _compared(self, report: BatchReport, facts: Guided, prompts: torch.Tensor, steps: int) -> BatchReport:
         tolerance = Tolerance(rtol=self.case.rtol, atol=self.case.atol)
         tokens = compare_with_eager(self.guided, prompts, steps, tolerance).tokens
-        judgements = [*report.judgements, gate.judge_tokens(tokens, exact=self.case.exact)]
+        judgements = [*report.judgements, judge_tokens(tokens, exact=self.case.exact)]
         if isinstance(tokens, TokenAgreement):
             facts = replace(facts, tokens=tokens)
         if not judgements[-1].verdict.fails:
-            judgements.append(gate.judge_outputs(facts, self.request.min_valid))
-        report = replace(report, judgements=tuple(judgements), guided=facts)
+            judgements.append(judge_outputs(facts, self.request.min_valid))
+        report = replace(report, judgements=tuple(judgements), scenario=facts)
         return report if report.verdict.fails else self._measured(report, facts, prompts, steps)
 
     def _measured(self, report: BatchReport, facts: Guided, prompts: torch.Tensor, steps: int) -> BatchReport:
         limit, why = self.request.max_overhead, self.device_context.why_not_judged
         budget_ns = to_ns(self.case.time_budget)
         timing, times = time_guided(self.guided, prompts, steps, self.device_context, limit, budget_ns)
-        judged = () if limit is None else (gate.judge_overhead(times, timing, limit, why),)
-        return replace(report, judgements=(*report.judgements, *judged), guided=replace(facts, times=times))
+        judged = () if limit is None else (judge_overhead(times, timing, limit, why),)
+        return replace(report, judgements=(*report.judgements, *judged), scenario=replace(facts, times=times))

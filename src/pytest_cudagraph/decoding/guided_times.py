@@ -10,13 +10,14 @@ import torch
 
 from pytest_cudagraph.decoding.engine import padded
 from pytest_cudagraph.decoding.guided import GuidedEngine
+from pytest_cudagraph.decoding.guided_results import GuidedTimes
 from pytest_cudagraph.decoding.times import STEPS_PER_SAMPLE, per_step
 from pytest_cudagraph.measure import Arms
 from pytest_cudagraph.pipeline.batch_timing import ArmsBudget, time_arms
 from pytest_cudagraph.pipeline.device_context import DeviceContext
 from pytest_cudagraph.protocols import Clock
 from pytest_cudagraph.stats import summaries
-from pytest_cudagraph.values import GuidedTimes, Interval, Timing
+from pytest_cudagraph.values import Interval, Timing
 
 
 class RepeatedGuidedSteps:

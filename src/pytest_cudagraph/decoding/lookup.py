@@ -8,15 +8,16 @@ from typing import NamedTuple
 
 import torch
 
-from pytest_cudagraph import gate
 from pytest_cudagraph.check.compare import Tolerance
 from pytest_cudagraph.decoding.agreement import compare_logits
 from pytest_cudagraph.decoding.engine import DecodeEngine, Generated, padded
+from pytest_cudagraph.decoding.gates import judge_lookup, judge_steps, judge_tokens
+from pytest_cudagraph.decoding.results import GenerationReceipt, Lookup, TokenAgreement
 from pytest_cudagraph.errors import InputError
 from pytest_cudagraph.foreign import value_text
 from pytest_cudagraph.pipeline.device_context import DeviceContext
 from pytest_cudagraph.settings.case import Case
-from pytest_cudagraph.values import BatchReport, GenerationReceipt, Lookup, TokenAgreement
+from pytest_cudagraph.values import BatchReport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,11 +162,11 @@ def run_lookup(
     tokens = compare_logits(eager, found.of_rows(rows), Tolerance(rtol=case.rtol, atol=case.atol))
     lookup = _lookup_of(run, found.receipt, tokens if isinstance(tokens, TokenAgreement) else None)
     judgements = (
-        gate.judge_steps(found.receipt),
-        gate.judge_tokens(tokens, exact=case.exact),
-        gate.judge_lookup(lookup, request.min_tokens_per_step),
+        judge_steps(found.receipt),
+        judge_tokens(tokens, exact=case.exact),
+        judge_lookup(lookup, request.min_tokens_per_step),
     )
-    return BatchReport(batch_size=rows, judgements=judgements, lookup=lookup)
+    return BatchReport(batch_size=rows, judgements=judgements, scenario=lookup)
 
 
 def _lookup_of(run: LookupRun, receipt: GenerationReceipt, tokens: TokenAgreement | None) -> Lookup:

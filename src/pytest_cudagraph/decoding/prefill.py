@@ -8,16 +8,18 @@ from typing import NamedTuple, get_args
 
 import torch
 
-from pytest_cudagraph import gate, state
+from pytest_cudagraph import state
 from pytest_cudagraph.backends.capture_mode import claims_capture, replaced
 from pytest_cudagraph.check.compare import Tolerance
 from pytest_cudagraph.decoding.agreement import absolute_differences
 from pytest_cudagraph.decoding.decoder import Decoder, check_members
 from pytest_cudagraph.decoding.engine import parts
+from pytest_cudagraph.decoding.gates import judge_bytes, judge_chunks
 from pytest_cudagraph.decoding.memory import PeakBytes
+from pytest_cudagraph.decoding.results import Counted, Prefill, PrefillBytes
 from pytest_cudagraph.errors import InputError
 from pytest_cudagraph.foreign import value_text
-from pytest_cudagraph.values import BatchReport, Counted, Prefill, PrefillBytes
+from pytest_cudagraph.values import BatchReport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,5 +131,5 @@ def _difference(expected: torch.Tensor, found: torch.Tensor, tolerance: Toleranc
 
 def judge_prefill(found: Prefill, request: PrefillRequest) -> BatchReport:
     """The report of one prefill: first its values, then its bytes."""
-    both = gate.judge_chunks(found), gate.judge_bytes(found, request.max_bytes_ratio)
-    return BatchReport(batch_size=1, judgements=tuple(each for each in both if each is not None), prefill=found)
+    both = judge_chunks(found), judge_bytes(found, request.max_bytes_ratio)
+    return BatchReport(batch_size=1, judgements=tuple(each for each in both if each is not None), scenario=found)

@@ -1,12 +1,20 @@
-"""A generation: which steps replayed a graph, whether its tokens are eager's, how much memory and time it took."""
+"""The results of greedy generation, of a prefill in chunks and of prompt lookup. Each is a scenario of the run."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, ClassVar, Literal
 
-from pytest_cudagraph.values.timings import Latency
+from pytest_cudagraph.report.document_timings import latency_fields, seconds
+from pytest_cudagraph.units import bytes_text, latency_text, to_seconds
+from pytest_cudagraph.values import Column, Latency, Table
+
+
+def table_of(title: str, columns: str, rows: Iterable[Sequence[str]]) -> tuple[Table, ...]:
+    """A table with the name of the test in its first column. ``columns`` are the other titles, separated by bars."""
+    titles = (Column(title="", right=False), *(Column(title=each) for each in columns.split("|")))
+    return (Table(title=title, columns=titles, rows=tuple(map(tuple, rows))),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +28,11 @@ class GenerationReceipt:
     """Rows that every step computed beyond the batch, because the graph is larger."""
     eager: Mapping[str, int] = field(default_factory=dict)
     """Steps without a graph, by reason."""
+
+    @property
+    def text(self) -> str:
+        """``31/31``: replays of steps."""
+        return f"{self.replays}/{self.steps}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +49,11 @@ class TokenAgreement:
     """Of the logits, with the reference's tokens as input of each step. None in the same shapes."""
     tolerance: float | None = None
     """What was allowed at the place of the largest difference."""
+
+
+def ties_text(tokens: TokenAgreement | None) -> str:
+    """The ties, for a table."""
+    return "-" if tokens is None else str(tokens.ties)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,19 +104,23 @@ class GenerationTimes:
         """What a baseline keeps."""
         return {"ttft": self.ttft, "itl": self.itl, "time_per_token": self.time_per_token}
 
+    def document(self) -> dict[str, Any]:
+        """The times in seconds."""
+        return {
+            "generations": self.generations,
+            "ttft": latency_fields(self.ttft),
+            "itl": {**(latency_fields(self.itl) or {}), "p99": seconds(self.itl_p99_ns)},
+            "tpot": seconds(self.tpot_ns),
+            "tokens_per_second": self.tokens_per_second,
+        }
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Generation:
-    """One batch of prompts of one length, continued."""
-
-    batch_size: int
-    prompt_length: int
-    output_length: int
-    receipt: GenerationReceipt
-    tokens: TokenAgreement | None = None
-    times: GenerationTimes | None = None
-    bytes: PrefillBytes | None = None
-    """Of the prefill of the prompts. None if a gate before failed."""
+    def properties(self) -> dict[str, str]:
+        """Medians, for JUnit."""
+        return {
+            "tokens_per_second": f"{self.tokens_per_second:.4g}",
+            "ttft_seconds": f"{to_seconds(self.ttft.median_ns):.4g}",
+            "itl_seconds": f"{to_seconds(self.itl.median_ns):.4g}",
+        }
 
 
 Counted = Literal["activations", "activations+cache", "activations+cache+weights"]
@@ -123,6 +145,57 @@ class PrefillBytes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """One batch of prompts of one length, continued."""
+
+    batch_size: int
+    prompt_length: int
+    output_length: int
+    receipt: GenerationReceipt
+    tokens: TokenAgreement | None = None
+    times: GenerationTimes | None = None
+    bytes: PrefillBytes | None = None
+    """Of the prefill of the prompts. None if a gate before failed."""
+    prompt_lengths: tuple[int, ...] = ()
+    """All that the test generates from. With several, a table shows time and memory over the length."""
+
+    kind: ClassVar[str] = "generation"
+    has_entry: ClassVar[bool] = True
+
+    def tables(self, test: str) -> tuple[Table, ...]:
+        """One row if it was timed. With several prompt lengths, another one with its memory."""
+        times = self.times
+        if times is None:
+            return ()
+        latencies = map(latency_text, (times.ttft.median_ns, times.itl.median_ns, times.itl_p99_ns))
+        steps = (self.receipt.text, str(self.receipt.padded_rows), ties_text(self.tokens))
+        row = (test, str(self.batch_size), *latencies, f"{times.tokens_per_second:.0f}", *steps)
+        shown = table_of("generation", "batch|TTFT|ITL|ITL p99|tokens/s|replays|padded|ties", [row])
+        return shown + self._over_lengths(test, times) if len(self.prompt_lengths) > 1 else shown
+
+    def _over_lengths(self, test: str, times: GenerationTimes) -> tuple[Table, ...]:
+        counted = (self.bytes.activations_bytes, self.bytes.cache_bytes, self.bytes.weights_bytes) if self.bytes else ()
+        sizes = map(bytes_text, counted) if counted else ("-",) * 3
+        row = (test, str(self.batch_size), str(self.prompt_length), latency_text(times.ttft.median_ns), *sizes)
+        return table_of("prompt lengths", "batch|prompt|TTFT|activations|cache|weights", [row])
+
+    def document(self) -> dict[str, Any]:
+        """Its attributes, with times in seconds."""
+        return {
+            "prompt_length": self.prompt_length,
+            "output_length": self.output_length,
+            "receipt": asdict(self.receipt),
+            "tokens": self.tokens and asdict(self.tokens),
+            "times": self.times and self.times.document(),
+            "bytes": self.bytes and asdict(self.bytes),
+        }
+
+    def properties(self) -> dict[str, str]:
+        """The medians of a generation that was timed."""
+        return self.times.properties() if self.times else {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Prefill:
     """A prompt of one row, prefilled in one call and in chunks."""
 
@@ -134,6 +207,23 @@ class Prefill:
     largest_difference: float | None
     """Of the last logits and the cache, between both. None on ``meta``, where there are no values."""
     tolerance: float | None
+
+    kind: ClassVar[str] = "prefill"
+    has_entry: ClassVar[bool] = False
+
+    def tables(self, test: str) -> tuple[Table, ...]:
+        """One row: the bytes of both."""
+        counted = (bytes_text(each.total(self.counting)) for each in (self.whole, self.chunked))
+        row = (test, str(self.prompt_length), str(self.chunk), f"{self.bytes_ratio:.3f}", self.counting, *counted)
+        return table_of("prefill", "prompt|chunk|ratio|counting|one call|chunks", [row])
+
+    def document(self) -> dict[str, Any]:
+        """Its attributes."""
+        return asdict(self)
+
+    def properties(self) -> dict[str, str]:
+        """None."""
+        return {}
 
     @property
     def bytes_ratio(self) -> float:
@@ -158,6 +248,23 @@ class Lookup:
     """Proposed tokens, over all rows."""
     accepted: int
     """Proposed tokens that were right in every row up to there, over all rows."""
+
+    kind: ClassVar[str] = "lookup"
+    has_entry: ClassVar[bool] = False
+
+    def tables(self, test: str) -> tuple[Table, ...]:
+        """One row: what the proposals gave."""
+        figures = (f"{self.tokens_per_step:.2f}", f"{self.acceptance_ratio:.0%}", f"{self.mean_acceptance_length:.2f}")
+        row = (test, str(self.batch_size), str(self.k), *figures, self.receipt.text, ties_text(self.tokens))
+        return table_of("prompt lookup", "batch|k|tokens/step|acceptance|mean length|replays|ties", [row])
+
+    def document(self) -> dict[str, Any]:
+        """Its attributes."""
+        return asdict(self)
+
+    def properties(self) -> dict[str, str]:
+        """None."""
+        return {}
 
     @property
     def acceptance_ratio(self) -> float:

@@ -10,10 +10,11 @@ from itertools import pairwise
 import torch
 
 from pytest_cudagraph.decoding.engine import DecodeEngine, Step, call_decoder
+from pytest_cudagraph.decoding.results import GenerationTimes
 from pytest_cudagraph.measure import Arms
 from pytest_cudagraph.pipeline.device_context import DeviceContext
 from pytest_cudagraph.stats import summaries
-from pytest_cudagraph.values import GenerationTimes, Latency, Medians, Timing
+from pytest_cudagraph.values import Latency, Medians, Timing
 
 STEPS_PER_SAMPLE = 8
 """One step is too short for a clock and a wait. A whole generation is so long that few samples fit."""

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import torch
 
 from pytest_cudagraph.decoding.grammars import MISSING_EXTRA, Grammar
+from pytest_cudagraph.decoding.guided_results import DisallowedToken
 from pytest_cudagraph.errors import InputError
 from pytest_cudagraph.foreign import value_text
-from pytest_cudagraph.values import DisallowedToken
 
 BITS = 32
 """Tokens in one number of a packed mask. The bit of a token is 1 if it is allowed."""

@@ -12,11 +12,11 @@ import torch
 from pytest_cudagraph.backends import open_backend
 from pytest_cudagraph.decoding.engine import DecodeEngine
 from pytest_cudagraph.decoding.modes.protocol import EngineFacts, LoadRequest
+from pytest_cudagraph.decoding.results import GenerationReceipt
 from pytest_cudagraph.decoding.transformers_decoder import static_decoder
 from pytest_cudagraph.errors import InputError
 from pytest_cudagraph.foreign import value_text
 from pytest_cudagraph.protocols import Backend
-from pytest_cudagraph.values import GenerationReceipt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

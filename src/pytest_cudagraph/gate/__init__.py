@@ -4,17 +4,6 @@ A judgement is one sentence (found, allowed), its evidence and its remedy. The r
 device: the sentences here follow after "batch 8:".
 """
 
-from pytest_cudagraph.decoding.gates import judge_bytes, judge_chunks, judge_lookup, judge_steps, judge_tokens
-from pytest_cudagraph.decoding.guided_gates import judge_mask, judge_outputs, judge_overhead
-from pytest_cudagraph.decoding.modes.gates import (
-    FELL_BACK,
-    falls_back,
-    judge_engine,
-    judge_fallback,
-    judge_mode_speed,
-    judge_mode_tokens,
-    speedup_text,
-)
 from pytest_cudagraph.gate.latency import (
     FIGURES,
     change_interval_text,

@@ -10,10 +10,9 @@ from enum import Enum
 from typing import Any
 
 from pytest_cudagraph.baseline import normal_name
-from pytest_cudagraph.decoding.modes.tables import modes_document, modes_properties
-from pytest_cudagraph.decoding.tables import generation_document, generation_properties, guided_document
 from pytest_cudagraph.foreign import printable, without_credentials
 from pytest_cudagraph.report.document_timings import base_fields, baseline_fields, seconds, timing_fields
+from pytest_cudagraph.report.run_tables import tables as tables_of_scenarios
 from pytest_cudagraph.report.table import UNTIMED
 from pytest_cudagraph.units import to_seconds
 from pytest_cudagraph.values import (
@@ -49,6 +48,7 @@ def document(
 
     ``date`` is an ISO date and time, ``commit`` the facts of :func:`pytest_cudagraph.environment.commit`.
     """
+    reports = list(reports)
     found = {
         "schema": SCHEMA,
         "date": date,
@@ -57,7 +57,7 @@ def document(
         "settings": _without_credentials(settings if isinstance(settings, Mapping) else asdict(settings)),
         "tests": [_test(report) for report in reports],
         "workloads": list(workloads),
-        "tables": [asdict(each) for each in tables],
+        "tables": [asdict(table) for table in (*tables_of_scenarios(reports), *tables)],
         **_added(additions),
     }
     return {key: _jsonable(value) for key, value in found.items()}
@@ -99,8 +99,6 @@ def _properties(batch: BatchReport) -> list[tuple[str, str]]:
         found += [(f"speedup{suffix}", f"{value:.2f}") for suffix, value in _bounds(timing.speedup)]
         found += [("eager_seconds", f"{to_seconds(timing.medians.eager_ns):.4g}")]
         found += [("replay_seconds", f"{to_seconds(timing.medians.replay_ns):.4g}")]
-    found += generation_properties(batch)
-    found += modes_properties(batch)
     found += [] if batch.scenario is None else batch.scenario.properties().items()
     if batch.receipt is not None and batch.receipt.kernels is not None:
         found.append(("kernels", str(batch.receipt.kernels)))
@@ -185,11 +183,6 @@ def _batch(batch: BatchReport, device: DeviceInfo | None, test: str) -> dict[str
         "comparison": batch.comparison,
         "baseline": baseline_fields(batch.baseline, timing, device),
         "base": base_fields(batch.base),
-        "generation": generation_document(batch.generation),
-        "prefill": None if batch.prefill is None else asdict(batch.prefill),
-        "lookup": None if batch.lookup is None else asdict(batch.lookup),
-        "guided": guided_document(batch.guided),
-        "modes": modes_document(batch.modes),
         "scenario": _scenario(batch.scenario, test),
     }
 

@@ -53,7 +53,7 @@ def _row(name: str, batch: Mapping[str, Any]) -> Row:
         eager_ns=_judged_ns(batch["eager"]),
         compiled_ns=_judged_ns(batch["compiled"]),
         replay_ns=_judged_ns(batch["replay"]),
-        speedup=interval_of(batch["speedup"] or (batch.get("modes") or {}).get("speedup")),
+        speedup=interval_of(batch["speedup"]),
         min_speedup=None if batch["min_speedup"] is None else float(batch["min_speedup"]),
         note=(batch["reason"] or "") if untimed else _kernels_note(batch),
     )

@@ -10,7 +10,6 @@ from pytest_cudagraph.units import to_seconds
 from pytest_cudagraph.values import (
     BaseComparison,
     DeviceInfo,
-    GenerationTimes,
     Latency,
     LatencyChange,
     NoBaseline,
@@ -135,14 +134,3 @@ def base_fields(found: BaseComparison | None) -> dict[str, Any] | None:
 
 def _ratio(value: float | None) -> float | None:
     return None if value is None else round(value, _RATIO_DIGITS)
-
-
-def generation_times_fields(times: GenerationTimes) -> dict[str, Any]:
-    """The times of generations, in seconds."""
-    return {
-        "generations": times.generations,
-        "ttft": latency_fields(times.ttft),
-        "itl": {**(latency_fields(times.itl) or {}), "p99": seconds(times.itl_p99_ns)},
-        "tpot": seconds(times.tpot_ns),
-        "tokens_per_second": times.tokens_per_second,
-    }

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 
-from pytest_cudagraph.decoding.tables import generation_tables
 from pytest_cudagraph.foreign import printable, printable_lines
 from pytest_cudagraph.report.columns import text_of
 from pytest_cudagraph.report.failure import failure_text
@@ -55,7 +54,6 @@ def _parts(reports: Sequence[GraphReport], closing: Sequence[str], left_out: str
     for device, own in by_device(reports).items():
         yield f"<h3>{_plain(device)}</h3>"
         yield _table([row for report in own for row in rows_of(report)])
-        yield from _text(generation_tables(own, {}))
         yield from _text([line for each in tables(own) for line in text_of(each)])
     yield from _text(closing)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from pytest_cudagraph.report.rankings import TITLES, ranking_rows
-from pytest_cudagraph.units import bytes_text, latency_text, percent_text, to_ns
+from pytest_cudagraph.units import bytes_text, latency_text, to_ns
 from pytest_cudagraph.values import Column, Table
 
 _NAMED = 5
@@ -117,72 +117,6 @@ def _batches(found: Mapping[str, Any], key: str) -> Iterator[tuple[str, Mapping[
         yield from ((test["name"], batch, batch[key]) for batch in test["batches"] if batch.get(key))
 
 
-def _generations(found: Mapping[str, Any]) -> Table | None:
-    rows = []
-    for name, batch, each in _batches(found, "generation"):
-        times, receipt = each["times"], each["receipt"]
-        latencies = ["-"] * 4
-        if times:
-            itl = times["itl"]
-            latencies = [*(_latency(value) for value in (times["ttft"]["median"], itl["median"], itl["p99"])),
-                         f"{times['tokens_per_second']:.0f}"]  # fmt: skip
-        steps = f"{receipt['replays']}/{receipt['steps']}"
-        rows.append([name, _text(batch["batch_size"]), *latencies, steps, _text(receipt["padded_rows"]), _ties(each)])
-    columns = "test|batch|TTFT|ITL|ITL p99|tokens/s|replays|padded|ties"
-    return _table("Generation", columns, rows, words="test", note="time to the first token, latency between tokens")
-
-
-def _prefills(found: Mapping[str, Any]) -> Table | None:
-    rows = []
-    for name, _, each in _batches(found, "prefill"):
-        parts = [part for part in ("activations", "cache", "weights") if part in each["counting"]]
-        counted = [bytes_text(sum(each[side][f"{part}_bytes"] or 0 for part in parts)) for side in ("whole", "chunked")]
-        rows.append([name, _text(each["prompt_length"]), _text(each["chunk"]), *counted, each["counting"]])
-    return _table("Prefill in chunks", "test|prompt|chunk|one call|chunks|counting", rows, words="test|counting")
-
-
-def _lookups(found: Mapping[str, Any]) -> Table | None:
-    rows = []
-    for name, batch, each in _batches(found, "lookup"):
-        receipt = each["receipt"]
-        ratio = each["accepted"] / each["drafted"] if each["drafted"] else 0.0
-        steps = f"{receipt['replays']}/{receipt['steps']}"
-        drafted = [_text(each["drafted"]), _text(each["accepted"]), f"{ratio:.0%}"]
-        rows.append([name, _text(batch["batch_size"]), _text(each["k"]), *drafted, steps, _ties(each)])
-    return _table("Prompt lookup", "test|batch|k|drafted|accepted|acceptance|replays|ties", rows, words="test")
-
-
-def _guided(found: Mapping[str, Any]) -> Table | None:
-    rows = []
-    for name, batch, each in _batches(found, "guided"):
-        times, receipts = each["times"], (each["receipt"], each["choices"])
-        costs = ["-"] * 3
-        if times:
-            overhead = times["overhead"]["estimate"]
-            shares = ["-" if share is None else percent_text(share) for share in (times["mask_share"], overhead)]
-            costs = [_latency(times["mask"]), *shares]
-        valid = f"{each['valid']}/{each['completed']}" if each["is_parsed"] else "-"
-        steps = "/".join(str(sum(receipt[key] for receipt in receipts)) for key in ("replays", "steps"))
-        outputs = [each["grammar"], valid, _text(each["cut"])]
-        rows.append([name, _text(batch["batch_size"]), *outputs, *costs, steps, _ties(each)])
-    columns = "test|batch|grammar|valid|cut|mask of a row|masks of a step|overhead|replays|ties"
-    return _table("Guided generation", columns, rows, words="test|grammar")
-
-
-def _modes(found: Mapping[str, Any]) -> Table | None:
-    rows = []
-    for name, _, each in _batches(found, "modes"):
-        for mode in ("eager", "graphs"):
-            one, times, receipt = each[mode], each[mode]["times"] or {}, each[mode]["receipt"]
-            took = [_latency(one["load_seconds"]), _latency(one["capture_seconds"])]
-            took += [_bytes(one["host_bytes"]), _bytes(one["device_bytes"])]
-            took += [_latency(times[key]["median"]) if times else "-" for key in ("ttft", "itl")]
-            steps = f"{receipt['replays']}/{receipt['steps']}" if receipt else "not told"
-            rows.append([name, each["engine"], mode, *took, "failed" if one["failure"] else steps])
-    columns = "test|engine|mode|load|capture|host|device|TTFT|ITL|replays"
-    return _table("Engine modes", columns, rows, words="test|engine|mode")
-
-
 def _bytes(count: float | None) -> str:
     return "-" if count is None else bytes_text(count)
 
@@ -234,11 +168,6 @@ def _text(value: Any) -> str:
 _SECTIONS: tuple[Callable[[Mapping[str, Any]], Table | None], ...] = (
     _not_judged,
     _notes,
-    _generations,
-    _prefills,
-    _lookups,
-    _guided,
-    _modes,
     _calls,
     _workloads,
     _tuned,

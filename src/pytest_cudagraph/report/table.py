@@ -7,7 +7,6 @@ import posixpath
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from pytest_cudagraph.decoding.tables import generation_tables
 from pytest_cudagraph.report.columns import MAX_WIDTH, Column, fits, grid, text_of, wrapped
 from pytest_cudagraph.report.run_tables import tables
 from pytest_cudagraph.units import factor_text, latency_text, plural
@@ -75,7 +74,7 @@ def table(reports: Iterable[GraphReport], added: Sequence[ReportColumn] = ()) ->
         rows = [row for report in own for row in rows_of(report, added)]
         short = without_common_folder(rows)
         shown = {row.test: other.test for row, other in zip(rows, short, strict=True)}
-        lines += [device, *render(short, added), *generation_tables(own, shown)]
+        lines += [device, *render(short, added)]
         lines += [line for each in tables(own) if each.in_terminal for line in text_of(each, shown)]
     return lines
 
@@ -116,7 +115,7 @@ def _row(report: GraphReport, batch: BatchReport, added: Sequence[ReportColumn])
         eager_ns=timing.medians.eager_ns if timing else None,
         compiled_ns=timing.medians.compiled_ns if timing else None,
         replay_ns=timing.medians.replay_ns if timing else None,
-        speedup=timing.speedup if timing else batch.modes.speedup if batch.modes else batch.speedup,
+        speedup=timing.speedup if timing else batch.speedup,
         min_speedup=batch.min_speedup,
         note=_note(batch),
         added=tuple(_added_cell(column, report, batch) for column in added),

@@ -74,7 +74,7 @@ def _benchmarks(report: GraphReport, *, has_passed: bool) -> Iterator[Any]:
         return
     now = datetime.now(timezone.utc).isoformat(timespec="seconds")
     for batch in report.batches:
-        if batch.timing is not None and batch.prefill is None and batch.lookup is None:
+        if batch.timing is not None and batch.has_entry:
             for found in baseline.records_of(record.saved_batch(report, batch, saved_at=now)):
                 yield _benchmark(found, batch, has_passed=has_passed)
 

@@ -4,19 +4,6 @@ Every class is frozen. It imports neither torch nor pytest and computes only der
 nanoseconds (``_ns``), memory in bytes (``_bytes``), ratios are plain factors (``_ratio``): 1.15 means 15 % faster.
 """
 
-from pytest_cudagraph.decoding.guided_results import DisallowedToken, GrammarKind, Guided, GuidedOutput, GuidedTimes
-from pytest_cudagraph.decoding.modes.results import EngineMode, EngineModes, ModeFailure, ModeTokens, Stage
-from pytest_cudagraph.decoding.results import (
-    Counted,
-    Generation,
-    GenerationReceipt,
-    GenerationTimes,
-    Lookup,
-    Prefill,
-    PrefillBytes,
-    TokenAgreement,
-    TokenDifference,
-)
 from pytest_cudagraph.values.additions import Addition
 from pytest_cudagraph.values.evidence import Agreement, Assigned, AuditRule, Disagreement, Finding, Level, Receipt, Site
 from pytest_cudagraph.values.judgements import GateName, Judgement, Verdict

@@ -6,9 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from pytest_cudagraph.decoding.guided_results import Guided
-from pytest_cudagraph.decoding.modes.results import EngineModes
-from pytest_cudagraph.decoding.results import Generation, Lookup, Prefill
 from pytest_cudagraph.values.evidence import Agreement, Finding, Receipt
 from pytest_cudagraph.values.judgements import Judgement, Verdict
 from pytest_cudagraph.values.saved import BaseComparison, Comparison, NoBaseline, SavedBatch
@@ -45,11 +42,6 @@ class BatchReport:
     comparison: Comparison = "off"
     compile_ns: int | None = None
     base: BaseComparison | None = None
-    generation: Generation | None = None
-    prefill: Prefill | None = None
-    lookup: Lookup | None = None
-    guided: Guided | None = None
-    modes: EngineModes | None = None
     scenario: Scenario | StoredScenario | None = None
     """What a feature measured. None for the graph of a model."""
     speedup: Interval | None = None
@@ -59,10 +51,8 @@ class BatchReport:
 
     @property
     def has_entry(self) -> bool:
-        """Whether a baseline can have an entry of it. A graph of it was timed only if it is none of these."""
-        if self.scenario is not None:
-            return self.scenario.has_entry
-        return not (self.prefill or self.lookup or self.guided or self.modes)
+        """Whether a baseline can have an entry of it. A scenario says whether it timed a graph."""
+        return self.scenario is None or self.scenario.has_entry
 
     @property
     def verdict(self) -> Verdict:

@@ -10,13 +10,16 @@ import torch
 from tests.engines import CountingEngine
 from tests.facts import CPU, H200, MODE_FAILURE, modes
 
-from pytest_cudagraph import InputError, gate, transformers_engine
+from pytest_cudagraph import InputError, transformers_engine
 from pytest_cudagraph.decoding import compare_modes
 from pytest_cudagraph.decoding.compare_modes import ModesRequest, ModesRun, fallback_notes, token_ids
+from pytest_cudagraph.decoding.modes.gates import judge_engine, judge_fallback, judge_mode_speed, judge_mode_tokens
 from pytest_cudagraph.decoding.modes.mode_run import ModeRun, RowStamps
+from pytest_cudagraph.decoding.modes.results import EngineMode, ModeFailure, ModeTokens
+from pytest_cudagraph.decoding.results import GenerationReceipt
 from pytest_cudagraph.settings.case import CallSettings, make_case
 from pytest_cudagraph.settings.marks import MarkSettings
-from pytest_cudagraph.values import EngineMode, GenerationReceipt, Interval, ModeFailure, ModeTokens
+from pytest_cudagraph.values import Interval
 
 RAISED = ModeRun(mode=EngineMode(failure=MODE_FAILURE))
 DIED = ModeRun(mode=EngineMode(failure=ModeFailure(stage="load", error="its process was killed", is_raised=False)))
@@ -93,13 +96,13 @@ def test_each_fault_has_its_gate(judged, graphs, asked, found):
     report = judged(graphs, **asked)
     assert ", ".join(f"{each.gate} {each.verdict.value}" for each in report.judgements) == found
     # What a gate before the speed refuses has no times.
-    assert (report.modes.speedup is None) == ("speedup" not in found or report.modes.graphs.failure is not None)
+    assert (report.scenario.speedup is None) == ("speedup" not in found or report.scenario.graphs.failure is not None)
 
 
 def test_an_engine_that_fails_eagerly_is_not_loaded_with_graphs(judged):
     report = judged(None, eager=DIED)
     assert [each.verdict.value for each in report.judgements] == ["failed"]
-    assert report.modes.graphs == EngineMode()
+    assert report.scenario.graphs == EngineMode()
 
 
 def test_the_memory_that_torch_keeps_of_earlier_tests_is_left_to_the_engine(judged, monkeypatch):
@@ -130,7 +133,7 @@ def test_an_eager_mode_that_replays_is_refused(judged):
 
 
 def test_the_times_are_those_of_the_glossary(judged):
-    mode = judged(generated(1000)).modes.graphs
+    mode = judged(generated(1000)).scenario.graphs
     assert (mode.times.generations, mode.times.ttft.median_ns, mode.times.itl.median_ns) == (5, 5000, 1000)
     assert mode.itl_medians_ns == (1000,) * 5
     # 2 rows of 4 tokens, the last one 8 µs after the request.
@@ -149,23 +152,23 @@ def test_the_messages_of_the_gates(golden):
     some = replace(found.graphs, receipt=GenerationReceipt(steps=93, replays=90, eager={"batch 9 has no graph": 3}))
     slow = modes(speedup=Interval(estimate=1.2, low=1.1, high=1.25))
     judgements = [
-        gate.judge_engine(found, falls_back=False),
-        gate.judge_engine(failed, falls_back=False),
-        gate.judge_fallback(found, allowed=False),
-        gate.judge_fallback(failed, allowed=False),
-        gate.judge_fallback(failed, allowed=True),
-        gate.judge_fallback(modes(graphs=some), allowed=False),
-        gate.judge_fallback(modes(graphs=EngineMode()), allowed=False),
-        gate.judge_fallback(modes(graphs=EngineMode(receipt=GenerationReceipt(steps=0, replays=0))), allowed=False),
-        gate.judge_mode_tokens(found.tokens, 0),
-        gate.judge_mode_tokens(wrong, 2),
-        gate.judge_mode_tokens(wrong, 1),
-        gate.judge_mode_tokens(replace(wrong, eager_repeats=False), 0),
-        gate.judge_mode_speed(found, 1.5, ""),
-        gate.judge_mode_speed(slow, 1.5, ""),
-        gate.judge_mode_speed(slow, 1.15, ""),
-        gate.judge_mode_speed(slow, 1.15, "rehearsal"),
-        gate.judge_mode_speed(failed, 1.15, ""),
+        judge_engine(found, falls_back=False),
+        judge_engine(failed, falls_back=False),
+        judge_fallback(found, allowed=False),
+        judge_fallback(failed, allowed=False),
+        judge_fallback(failed, allowed=True),
+        judge_fallback(modes(graphs=some), allowed=False),
+        judge_fallback(modes(graphs=EngineMode()), allowed=False),
+        judge_fallback(modes(graphs=EngineMode(receipt=GenerationReceipt(steps=0, replays=0))), allowed=False),
+        judge_mode_tokens(found.tokens, 0),
+        judge_mode_tokens(wrong, 2),
+        judge_mode_tokens(wrong, 1),
+        judge_mode_tokens(replace(wrong, eager_repeats=False), 0),
+        judge_mode_speed(found, 1.5, ""),
+        judge_mode_speed(slow, 1.5, ""),
+        judge_mode_speed(slow, 1.15, ""),
+        judge_mode_speed(slow, 1.15, "rehearsal"),
+        judge_mode_speed(failed, 1.15, ""),
     ]
     lines = []
     for each in judgements:

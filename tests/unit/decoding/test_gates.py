@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from pytest_cudagraph import gate
 from pytest_cudagraph.check.compare import Tolerance
 from pytest_cudagraph.decoding.agreement import compare_logits
 from pytest_cudagraph.decoding.engine import Generated
-from pytest_cudagraph.values import GenerationReceipt, TokenAgreement, TokenDifference
+from pytest_cudagraph.decoding.gates import judge_steps, judge_tokens
+from pytest_cudagraph.decoding.results import GenerationReceipt, TokenAgreement, TokenDifference
 
 STEPS = GenerationReceipt(steps=3, replays=3)
 
@@ -26,8 +26,8 @@ def test_a_token_may_differ_where_eagers_two_largest_logits_are_within_twice_the
     agreement = compare_logits(eager, found, Tolerance(rtol=0.0, atol=0.0012))
     assert isinstance(agreement, TokenAgreement)
     assert (agreement.ties, agreement.compared) == (1, 1)
-    assert not gate.judge_tokens(agreement, exact=False).verdict.fails
-    assert gate.judge_tokens(agreement, exact=True).verdict.fails
+    assert not judge_tokens(agreement, exact=False).verdict.fails
+    assert judge_tokens(agreement, exact=True).verdict.fails
     assert isinstance(compare_logits(eager, found, Tolerance(rtol=0.0, atol=0.001)), TokenDifference)
 
 
@@ -84,14 +84,14 @@ def test_the_messages_of_the_gates(golden):
     )  # fmt: skip
     tie = TokenAgreement(compared=64, same_shapes=False, ties=2, largest_difference=1e-5, tolerance=2.3e-5)
     judgements = [
-        gate.judge_steps(STEPS),
-        gate.judge_steps(GenerationReceipt(steps=23, replays=23, padded_rows=1)),
-        gate.judge_steps(GenerationReceipt(steps=23, replays=0, eager={"batch 3 is beyond the largest graph (2)": 23})),
-        gate.judge_tokens(TokenAgreement(compared=64, same_shapes=True), exact=True),
-        gate.judge_tokens(tie, exact=False),
-        gate.judge_tokens(tie, exact=True),
-        gate.judge_tokens(difference, exact=False),
-        gate.judge_tokens(logits, exact=False),
+        judge_steps(STEPS),
+        judge_steps(GenerationReceipt(steps=23, replays=23, padded_rows=1)),
+        judge_steps(GenerationReceipt(steps=23, replays=0, eager={"batch 3 is beyond the largest graph (2)": 23})),
+        judge_tokens(TokenAgreement(compared=64, same_shapes=True), exact=True),
+        judge_tokens(tie, exact=False),
+        judge_tokens(tie, exact=True),
+        judge_tokens(difference, exact=False),
+        judge_tokens(logits, exact=False),
     ]
     lines = [
         "\n  ".join([f"{each.verdict.value}: {each.reason}", *each.evidence, *([each.remedy] if each.remedy else [])])

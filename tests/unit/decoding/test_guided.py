@@ -30,7 +30,7 @@ def test_a_fault_is_found_by_its_own_gate_and_no_other(name):
 
 
 def test_the_report_counts_both_graphs_and_judges_every_output():
-    found = Fault(graph_sizes=(4,)).report("cpu").guided
+    found = Fault(graph_sizes=(4,)).report("cpu").scenario
     steps = found.choices.steps
     assert found.choices.replays == steps == found.receipt.replays + 1 == found.receipt.steps + 1
     assert found.receipt.padded_rows == 1
@@ -98,7 +98,7 @@ def test_a_tokenizer_of_transformers_gives_its_words_and_its_stop_token():
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>")
     fault = Fault(tokenizer=tokenizer, stop_token=None, grammar=lambda: choice([" yes", "no"]))
     assert fault.found("cpu") == {}
-    assert {each.text for each in fault.report("cpu").guided.outputs} <= {" yes", "no"}
+    assert {each.text for each in fault.report("cpu").scenario.outputs} <= {" yes", "no"}
     tokenizer.eos_token = None
     assert "an output ends with a stop token" in fault.found("cpu")["input"]
 

@@ -8,13 +8,13 @@ from examples.small_decoder import SmallDecoder
 from tests.decoding_faults import Counts
 from tests.facts import lookup
 
-from pytest_cudagraph import gate
 from pytest_cudagraph.check.compare import Tolerance
 from pytest_cudagraph.decoding.agreement import compare_logits
 from pytest_cudagraph.decoding.engine import DecodeEngine
+from pytest_cudagraph.decoding.gates import judge_lookup
 from pytest_cudagraph.decoding.lookup import LookupRequest, LookupRun, propose
+from pytest_cudagraph.decoding.results import TokenAgreement
 from pytest_cudagraph.errors import InputError
-from pytest_cudagraph.values import TokenAgreement
 
 REQUEST = LookupRequest(k=3, ngram=(2, 4), min_tokens_per_step=None)
 TOLERANCE = Tolerance(atol=1e-4)
@@ -96,7 +96,7 @@ def test_the_figures_count_as_vllm_does():
 
 
 def test_the_messages_of_the_gate(golden):
-    judgements = [gate.judge_lookup(lookup(), least) for least in (None, 1.5, 2.5)]
+    judgements = [judge_lookup(lookup(), least) for least in (None, 1.5, 2.5)]
     lines = [
         "\n  ".join([f"{each.verdict.value}: {each.reason}", *each.evidence, *([each.remedy] if each.remedy else [])])
         for each in judgements

@@ -9,8 +9,8 @@ import torch
 from examples.small_decoder import SmallDecoder
 from tests import facts
 
-from pytest_cudagraph import gate
 from pytest_cudagraph.check.compare import Tolerance
+from pytest_cudagraph.decoding.gates import judge_bytes, judge_chunks
 from pytest_cudagraph.decoding.memory import PeakBytes
 from pytest_cudagraph.decoding.prefill import PrefillRequest, compare_prefill, judge_prefill
 from pytest_cudagraph.errors import InputError
@@ -127,8 +127,8 @@ def test_a_request_that_makes_no_sense_is_one_clear_error(wrong, message):
 
 def test_the_messages_of_the_gates(golden):
     found = {each: replace(facts.prefill(), largest_difference=each) for each in (0.0, 0.47)}
-    judgements = [gate.judge_chunks(each) for each in found.values()]
-    judgements += [gate.judge_bytes(found[0.0], ratio) for ratio in (None, 0.5, 0.4)]
+    judgements = [judge_chunks(each) for each in found.values()]
+    judgements += [judge_bytes(found[0.0], ratio) for ratio in (None, 0.5, 0.4)]
     lines = [
         "\n  ".join([f"{each.verdict.value}: {each.reason}", *each.evidence, *([each.remedy] if each.remedy else [])])
         for each in judgements

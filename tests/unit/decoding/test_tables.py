@@ -8,50 +8,55 @@ from dataclasses import replace
 
 from tests.facts import H200, MODE_FAILURE, batch, generation, guided, guided_times, lookup, modes, prefill, report
 
-from pytest_cudagraph.decoding.tables import generation_tables, guided_document
-from pytest_cudagraph.report.document import document, json_text, properties
+from pytest_cudagraph.report import document, json_text, properties, tables, text_of
 from pytest_cudagraph.values import Interval
+
+
+def shown(reports):
+    return "\n".join(line for table in tables(reports) for line in text_of(table))
 
 
 def test_the_table_reads_as_reviewed(golden):
     reports = [
-        report("tests/test_a.py::test_a[prompt16-output32]", batch(8, generation=generation())),
+        report("tests/test_a.py::test_a[prompt16-output32]", batch(8, scenario=generation())),
         report("tests/test_a.py::test_b"),
-        report("tests/test_a.py::test_c", batch(8, generation=generation(times=None))),
+        report("tests/test_a.py::test_c", batch(8, scenario=generation(times=None))),
     ]
     reports += [
-        report("tests/test_a.py::test_d", batch(8, generation=generation(prompt_length=length)))
+        report(
+            f"tests/test_a.py::test_d[{length}]",
+            batch(8, scenario=generation(prompt_length=length, prompt_lengths=(512, 4096))),
+        )
         for length in (512, 4096)
     ]
-    golden("report/generations.txt", "\n".join(generation_tables(reports, {})))
+    golden("report/generations.txt", shown(reports))
 
 
 def test_the_table_of_prefills_reads_as_reviewed(golden):
-    reports = [report("tests/test_a.py::test_a[prefill32768-chunk2048]", batch(1, prefill=prefill())), report()]
-    golden("report/prefills.txt", "\n".join(generation_tables(reports, {})))
+    reports = [report("tests/test_a.py::test_a[prefill32768-chunk2048]", batch(1, scenario=prefill())), report()]
+    golden("report/prefills.txt", shown(reports))
 
 
 def test_the_table_of_prompt_lookups_reads_as_reviewed(golden):
     golden(
         "report/lookups.txt",
-        "\n".join(generation_tables([report("a.py::test_a", batch(2, lookup=lookup())), report()], {})),
+        shown([report("a.py::test_a", batch(2, scenario=lookup())), report()]),
     )
 
 
 def test_the_table_of_guided_generations_reads_as_reviewed(golden):
     plain = guided(times=None, tokens=None, is_parsed=False, grammar="ebnf")
-    reports = [report("a.py::test_a", batch(4, guided=guided())), report("a.py::test_b", batch(4, guided=plain))]
-    golden("report/guided.txt", "\n".join(generation_tables(reports, {})))
+    reports = [report("a.py::test_a", batch(4, scenario=guided())), report("a.py::test_b", batch(4, scenario=plain))]
+    golden("report/guided.txt", shown(reports))
 
 
 def test_the_document_of_a_guided_generation_has_its_counts_and_times_in_seconds():
     endless = replace(guided_times(), overhead=Interval(estimate=0.05, low=0.04, high=math.inf))
-    whole = document([report("a", batch(guided=guided(times=endless)))], H200, {})
-    found = json.loads(json_text(whole))["tests"][0]["batches"][0]["guided"]
+    whole = document([report("a", batch(scenario=guided(times=endless)))], H200, {})
+    found = json.loads(json_text(whole))["tests"][0]["batches"][0]["scenario"]["result"]
     assert (found["completed"], found["cut"], found["valid"], found["valid_ratio"]) == (3, 1, 2, 2 / 3)
     assert found["times"]["mask"] == 7e-07
     assert found["times"]["overhead"] == {"estimate": 0.05, "low": 0.04, "high": None}
-    assert guided_document(None) is None
 
 
 def test_the_table_of_engines_reads_as_reviewed(golden):
@@ -59,15 +64,15 @@ def test_the_table_of_engines_reads_as_reviewed(golden):
     failed = replace(failed, graphs=replace(failed.eager, failure=MODE_FAILURE, times=None, load_ns=None))
     untold = replace(modes().graphs, receipt=None)
     reports = [
-        report("a.py::test_a[modes]", batch(2, modes=modes())),
-        report("a.py::test_b[modes]", batch(2, modes=failed)),
-        report("a.py::test_c[modes]", batch(2, modes=modes(graphs=untold))),
+        report("a.py::test_a[modes]", batch(2, scenario=modes())),
+        report("a.py::test_b[modes]", batch(2, scenario=failed)),
+        report("a.py::test_c[modes]", batch(2, scenario=modes(graphs=untold))),
     ]
-    golden("report/engine_modes.txt", "\n".join(generation_tables(reports, {})))
+    golden("report/engine_modes.txt", shown(reports))
 
 
 def test_junit_has_what_each_mode_took():
-    found = dict(properties(report("a.py::test_a", batch(2, modes=modes(), timing=None, receipt=None))))
+    found = dict(properties(report("a.py::test_a", batch(2, scenario=modes(), timing=None, receipt=None))))
     assert {key.removeprefix("cudagraph.batch_2."): value for key, value in found.items()} == {
         "cudagraph.verdict": "passed",
         "verdict": "passed",
@@ -88,11 +93,11 @@ def test_junit_has_what_each_mode_took():
 
 
 def test_without_a_timed_generation_there_is_no_table():
-    assert generation_tables([report()], {}) == []
+    assert tables([report("a", batch(scenario=generation(times=None)))]) == []
 
 
 def test_junit_has_the_medians():
-    found = dict(properties(report("tests/test_a.py::test_a", batch(8, generation=generation()))))
+    found = dict(properties(report("tests/test_a.py::test_a", batch(8, scenario=generation()))))
     prefix = "cudagraph.batch_8"
     assert found[f"{prefix}.tokens_per_second"] == "1.25e+05"
     assert (found[f"{prefix}.ttft_seconds"], found[f"{prefix}.itl_seconds"]) == ("0.0009", "6e-05")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_cudagraph import CaptureRefusal, InputError, LoadRequest, transformers_engine
-from pytest_cudagraph.values import GenerationReceipt
+from pytest_cudagraph.decoding.results import GenerationReceipt
 
 pytest.importorskip("transformers", reason="the engine runs models of transformers")
 FACTORY = "examples.test_engine_modes:make_llama"

@@ -50,9 +50,10 @@ def story():
     return report(
         NAME,
         batch(1, baseline=saved(batch_size=1), timing=timing(120.0, 60.0, 80.0)),
-        batch(8, judgement(reason="replay is 2.00x eager"), baseline=new, generation=generation(), modes=modes()),
+        batch(8, judgement(reason="replay is 2.00x eager"), baseline=new, scenario=generation()),
         batch(16, wrong),
         batch(32, judgement(Verdict.NOT_CAPTURED, gate="capture"), receipt=None, timing=None, min_speedup=None),
+        batch(4, scenario=modes(), speedup=modes().speedup, timing=None),
         findings=findings,
     )
 
@@ -75,8 +76,7 @@ def test_the_document_has_just_the_fields_of_its_schema():
     fields = (
         "batch_size verdict word reason judgements min_speedup speedup attainable_speedup eager compiled replay "
         "device_replay reference decision noise_ratio detectable_ratio blocks discarded disturbance measure_seconds "
-        "seed kernels capture_seconds memory_bytes receipt check comparison baseline base generation prefill lookup "
-        "guided modes scenario"
+        "seed kernels capture_seconds memory_bytes receipt check comparison baseline base scenario"
     )
     assert all(set(each) == set(fields.split()) for each in test["batches"])
     assert set(test["batches"][0]["eager"]) == {"minimum", "q25", "median", "q75", "q90", "samples", "judged"}
@@ -89,8 +89,7 @@ def test_timings_of_wrong_results_are_null():
     assert wrong["verdict"] == "wrong"
     empty = (
         "speedup attainable_speedup eager compiled replay device_replay reference decision noise_ratio "
-        "detectable_ratio blocks discarded disturbance measure_seconds seed baseline base generation prefill lookup "
-        "guided modes scenario"
+        "detectable_ratio blocks discarded disturbance measure_seconds seed baseline base scenario"
     )
     assert {key for key, value in wrong.items() if value is None} == set(empty.split())
 
@@ -186,8 +185,8 @@ def test_what_is_no_number_is_null():
 def test_a_difference_that_is_no_number_loses_no_document():
     wrong = replace(prefill(), largest_difference=math.inf)
     call = Addition(nodeid="a", key="calls", entry={"name": "decode", "tokens_per_second": math.nan})
-    found = json.loads(json_text(document([report("a", batch(2, prefill=wrong, timing=None))], H200, {}, [call])))
-    assert found["tests"][0]["batches"][0]["prefill"]["largest_difference"] is None
+    found = json.loads(json_text(document([report("a", batch(2, scenario=wrong, timing=None))], H200, {}, [call])))
+    assert found["tests"][0]["batches"][0]["scenario"]["result"]["largest_difference"] is None
     assert found["calls"] == [{"nodeid": "a", "name": "decode", "tokens_per_second": None}]
 
 

@@ -91,10 +91,10 @@ def story():
         report("tests/test_b.py::test_new", batch(1, judgement(
             Verdict.NOT_JUDGED, gate="baseline", reason="not compared: nothing is saved"), comparison="new",
             baseline=NoBaseline(comparison="new", reason="nothing is saved"), agreement=unproven)),
-        report("tests/test_gen.py::test_gen", batch(8, generation=generation()),
-               batch(2, prefill=prefill(), timing=None), batch(4, lookup=lookup(), timing=None),
-               batch(5, guided=guided(), timing=None),
-               batch(6, modes=modes(), timing=None),
+        report("tests/test_gen.py::test_gen", batch(8, scenario=generation()),
+               batch(2, scenario=prefill(), timing=None), batch(4, scenario=lookup(), timing=None),
+               batch(5, scenario=guided(), timing=None),
+               batch(6, scenario=modes(), speedup=modes().speedup, timing=None),
                not_judged=("mylib::op",), notes=("training mode",)),
     ]  # fmt: skip
 

@@ -38,11 +38,6 @@ def everything():
             4,
             baseline=NoBaseline(comparison="new", reason="never saved"),
             comparison="new",
-            generation=generation(),
-            prefill=prefill(),
-            lookup=lookup(),
-            guided=guided(),
-            modes=replace(modes(), eager=replace(modes().eager, failure=MODE_FAILURE)),
         ),
         replace(batch(8), timing=None, receipt=None, agreement=None, min_speedup=None, judgements=()),
     )
@@ -62,6 +57,25 @@ def test_the_smallest_report_comes_back():
     smallest = replace(report(), device=None, batches=())
 
     assert from_plain(to_plain(smallest)) == smallest
+
+
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        generation(),
+        prefill(),
+        lookup(),
+        guided(),
+        replace(modes(), eager=replace(modes().eager, failure=MODE_FAILURE)),
+    ],
+    ids=lambda scenario: scenario.kind,
+)
+def test_a_scenario_of_decoding_comes_back_with_its_tables_document_and_properties(scenario):
+    arrived = from_plain(json.loads(json.dumps(to_plain(report("a", batch(4, scenario=scenario)))))).at(4).scenario
+
+    assert arrived.tables("a") == scenario.tables("a")
+    assert arrived.document() == json.loads(json.dumps(scenario.document()))
+    assert arrived.properties() == scenario.properties()
 
 
 class Draws:

@@ -12,7 +12,7 @@ from pytest_cudagraph.settings.case import CallSettings
 
 if TYPE_CHECKING:
     from pytest_cudagraph.decoding.modes.protocol import Engine
-    from pytest_cudagraph.values import EngineModes
+    from pytest_cudagraph.decoding.modes.results import EngineModes
 
 _TIMEOUT_S = 600.0
 _GENERATIONS = 5
@@ -65,6 +65,7 @@ def _compare(context: FixtureContext, given: Mapping[str, Any], call: CallSettin
     from pytest_cudagraph.baseline import parametrized
     from pytest_cudagraph.decoding.compare_modes import ModesRequest, ModesRun, fallback_notes, token_ids
     from pytest_cudagraph.decoding.greedy import report_of
+    from pytest_cudagraph.decoding.modes.results import EngineModes
 
     if context.settings.sample is not None:
         return None  # a comparison of revisions compares nothing of it, and engines load slowly
@@ -80,4 +81,5 @@ def _compare(context: FixtureContext, given: Mapping[str, Any], call: CallSettin
     batch = run.batch()
     report = report_of(case, device_context, [batch])
     context.conclude(replace(report, notes=fallback_notes(batch)))
-    return batch.modes
+    assert isinstance(batch.scenario, EngineModes)
+    return batch.scenario

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 
+from pytest_cudagraph.decoding.modes.results import EngineMode, EngineModes, ModeFailure, ModeTokens
 from pytest_cudagraph.units import factor_text, latency_text, plural
-from pytest_cudagraph.values import EngineMode, EngineModes, Interval, Judgement, ModeFailure, ModeTokens, Verdict
+from pytest_cudagraph.values import Interval, Judgement, Verdict
 
 FELL_BACK = "fell back to eager"
 

@@ -16,10 +16,11 @@ from typing import Any
 from pytest_cudagraph.child_process import last_lines, run_child
 from pytest_cudagraph.decoding.modes.mode_process import RESULT, STAGE
 from pytest_cudagraph.decoding.modes.mode_request import ModeRequest, write_request
+from pytest_cudagraph.decoding.modes.results import EngineMode, ModeFailure, Stage
+from pytest_cudagraph.decoding.results import GenerationReceipt
 from pytest_cudagraph.errors import InputError
 from pytest_cudagraph.foreign import printable_lines
 from pytest_cudagraph.units import plural
-from pytest_cudagraph.values import EngineMode, GenerationReceipt, ModeFailure, Stage
 
 _MOST_CHARACTERS = 1000
 """Of an engine's own error."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from pytest_cudagraph.values import GenerationReceipt
+from pytest_cudagraph.decoding.results import GenerationReceipt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, Literal
 
-from pytest_cudagraph.decoding.results import GenerationReceipt, GenerationTimes
-from pytest_cudagraph.values.timings import Interval
+from pytest_cudagraph.decoding.results import GenerationReceipt, GenerationTimes, table_of
+from pytest_cudagraph.units import bytes_text, latency_text, seconds_text, to_seconds
+from pytest_cudagraph.values import Interval, Table
 
 Stage = Literal["start", "load", "generate", "close"]
 """What the process of a mode did when it failed."""
@@ -44,6 +45,44 @@ class EngineMode:
     """Of all decode steps. None if the engine does not tell."""
     failure: ModeFailure | None = None
 
+    def texts(self) -> tuple[str, ...]:
+        """Its part of a row."""
+        times, receipt = self.times, self.receipt
+        replays = "failed" if self.failure else "not told" if receipt is None else receipt.text
+        return (
+            "-" if self.load_ns is None else seconds_text(self.load_ns),
+            "-" if self.capture_ns is None else seconds_text(self.capture_ns),
+            "-" if self.host_bytes is None else bytes_text(self.host_bytes),
+            "-" if self.device_bytes is None else bytes_text(self.device_bytes),
+            "-" if times is None else latency_text(times.ttft.median_ns),
+            "-" if times is None else latency_text(times.itl.median_ns),
+            "-" if times is None else f"{times.tokens_per_second:.0f}",
+            replays,
+        )
+
+    def _taken(self) -> dict[str, float | None]:
+        return {
+            "load_seconds": None if self.load_ns is None else to_seconds(self.load_ns),
+            "capture_seconds": None if self.capture_ns is None else to_seconds(self.capture_ns),
+            "host_bytes": self.host_bytes,
+            "device_bytes": self.device_bytes,
+        }
+
+    def document(self) -> dict[str, Any]:
+        """Its attributes, with times in seconds."""
+        return {
+            **self._taken(),
+            "times": self.times and self.times.document(),
+            "itl_medians": [to_seconds(median_ns) for median_ns in self.itl_medians_ns],
+            "receipt": self.receipt and asdict(self.receipt),
+            "failure": self.failure and asdict(self.failure),
+        }
+
+    def properties(self) -> dict[str, str]:
+        """What it took, for JUnit."""
+        taken = {key: f"{value:.4g}" for key, value in self._taken().items() if value is not None}
+        return taken | (self.times.properties() if self.times else {})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModeTokens:
@@ -75,3 +114,31 @@ class EngineModes:
     """None unless both modes generated."""
     speedup: Interval | None = None
     """Eager's inter-token latency over that of graphs. The bounds are the extremes of single generations."""
+
+    kind: ClassVar[str] = "modes"
+    has_entry: ClassVar[bool] = False
+
+    @property
+    def _named(self) -> dict[str, EngineMode]:
+        return {"eager": self.eager, "graphs": self.graphs}
+
+    def tables(self, test: str) -> tuple[Table, ...]:
+        """Two rows, eager and graphs."""
+        titles = "mode|load|capture|host|device|TTFT|ITL|tokens/s|replays"
+        return table_of("engine modes", titles, [(test, name, *mode.texts()) for name, mode in self._named.items()])
+
+    def document(self) -> dict[str, Any]:
+        """Both modes, with times in seconds."""
+        return {
+            "engine": self.engine,
+            "output_length": self.output_length,
+            "tokens": self.tokens and asdict(self.tokens),
+            "speedup": self.speedup and asdict(self.speedup),
+            **{name: mode.document() for name, mode in self._named.items()},
+        }
+
+    def properties(self) -> dict[str, str]:
+        """``speedup``, ``graphs_load_seconds``, ``graphs_host_bytes``, ``graphs_itl_seconds`` and so on."""
+        speedup = {} if self.speedup is None else {"speedup": f"{self.speedup.estimate:.2f}"}
+        modes = self._named.items()
+        return speedup | {f"{name}_{key}": text for name, mode in modes for key, text in mode.properties().items()}

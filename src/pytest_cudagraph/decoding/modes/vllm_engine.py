@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pytest_cudagraph.decoding.modes.protocol import EngineFacts, LoadRequest
+from pytest_cudagraph.decoding.results import GenerationReceipt
 from pytest_cudagraph.errors import InputError
 from pytest_cudagraph.foreign import value_text
-from pytest_cudagraph.values import GenerationReceipt
 
 _EAGER_STEP = "vLLM's runtime mode was NONE"
 

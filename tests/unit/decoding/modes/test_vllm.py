@@ -10,7 +10,7 @@ from pytest_cudagraph import InputError, vllm
 from pytest_cudagraph.decoding.modes.mode_request import ModeRequest
 from pytest_cudagraph.decoding.modes.mode_run import run_mode
 from pytest_cudagraph.decoding.modes.protocol import LoadRequest
-from pytest_cudagraph.values import GenerationReceipt
+from pytest_cudagraph.decoding.results import GenerationReceipt
 
 STAND_INS = Path(__file__).parents[3] / "stand_ins"
 PROMPTS = [[1, 2, 3], [4, 5], [6, 7, 8, 9]]
