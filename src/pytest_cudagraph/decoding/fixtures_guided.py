@@ -6,17 +6,21 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import pytest
+
 from pytest_cudagraph.errors import CaptureRefusal
 from pytest_cudagraph.session.context import FixtureContext
 from pytest_cudagraph.session.exceptions import hide_plugin_frames
-from pytest_cudagraph.session.state_keys import GRAMMARS
 from pytest_cudagraph.settings.case import CallSettings, Case
 
 if TYPE_CHECKING:
     from pytest_cudagraph.decoding.engine import DecodeEngine
     from pytest_cudagraph.decoding.fixtures import EngineUnderTest
     from pytest_cudagraph.decoding.guided_results import Guided
-    from pytest_cudagraph.decoding.token_masks import TokenGrammar
+    from pytest_cudagraph.decoding.token_masks import GrammarCache, TokenGrammar
+
+GRAMMARS: pytest.StashKey[GrammarCache] = pytest.StashKey()
+"""Grammars that were compiled for a tokenizer. Absent before the first guided generation."""
 
 Given: TypeAlias = "tuple[Any, Any, int | None]"
 """The grammar, the tokenizer and the stop token, as the test gives them."""

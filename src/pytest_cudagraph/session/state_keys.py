@@ -8,7 +8,6 @@ import pytest
 
 if TYPE_CHECKING:
     from pytest_cudagraph.base_revision.comparison import AgainstBase
-    from pytest_cudagraph.decoding.token_masks import GrammarCache
     from pytest_cudagraph.pipeline import DeviceContext
     from pytest_cudagraph.settings.marks import MarkSettings
     from pytest_cudagraph.settings.options import Settings
@@ -20,8 +19,6 @@ DEVICE_CONTEXTS: pytest.StashKey[dict[str, DeviceContext]] = pytest.StashKey()
 """Opened devices by the value of the device option."""
 BASE: pytest.StashKey[AgainstBase] = pytest.StashKey()
 """What ``--cudagraph-base`` measured before the first test. Absent without it."""
-GRAMMARS: pytest.StashKey[GrammarCache] = pytest.StashKey()
-"""Grammars that were compiled for a tokenizer. Absent before the first guided generation."""
 OUTCOMES: pytest.StashKey[list[GraphReport]] = pytest.StashKey()
 ADDITIONS: pytest.StashKey[list[Addition]] = pytest.StashKey()
 """What features add to the document and the summary."""
