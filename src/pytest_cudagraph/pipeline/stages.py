@@ -20,7 +20,7 @@ from pytest_cudagraph.errors import CaptureRefusal
 from pytest_cudagraph.inputs import Example
 from pytest_cudagraph.inputs.example import opaque_arguments
 from pytest_cudagraph.protocols import Backend, CapturedGraph, GraphPool, Model, ShowProgress
-from pytest_cudagraph.state import NO_CONSTANTS, Constants, Snapshot
+from pytest_cudagraph.state import NO_CONSTANTS, Constants, Snapshot, Undo
 from pytest_cudagraph.values import Agreement, CompileMode, Disagreement, Receipt
 
 
@@ -68,10 +68,13 @@ class Stages:
 
     def compile(self, mode: CompileMode, *, cache_dir: Path, time_limit_s: float) -> Compiled:
         """Compile for each batch size. Raises what :func:`~pytest_cudagraph.compile.compile_model` raises."""
-        with self.restored():
-            return compile_model(
+        undo = Undo(self.model, self.backend, extras=opaque_arguments(self.examples.values()), constants=self.constants)
+        with undo.undone():
+            compiled = compile_model(
                 self.model, self.examples, mode, self.backend, cache_dir=cache_dir, time_limit_s=time_limit_s
             )
+        undo.assert_unchanged()
+        return compiled
 
     def capture(self, pool: GraphPool, compiled: Compiled | None) -> Captures:
         """Capture the compiled code, or the model itself, at each batch size. The first refusal ends this."""

@@ -20,8 +20,7 @@ from pytest_cudagraph.foreign import value_text
 from pytest_cudagraph.inputs import Example
 from pytest_cudagraph.protocols import Backend, Model
 from pytest_cudagraph.serving.calls import note_served
-from pytest_cudagraph.serving.form_graphs import FormGraphs
-from pytest_cudagraph.serving.graph_set import GraphSet, check_max_graphs
+from pytest_cudagraph.serving.graph_set import FormGraphs, GraphSet, check_max_graphs
 from pytest_cudagraph.serving.row_analysis import RunnerSetup
 from pytest_cudagraph.serving.rows import Cut
 from pytest_cudagraph.serving.statistics import NoGraphReason, RunnerStatistics, Tally

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from pytest_cudagraph import inputs, pytree
+from pytest_cudagraph.audit.observer import observing
+from pytest_cudagraph.audit.rule_checks import Operators
 from pytest_cudagraph.backends.device_asserts import TrapGuard
 from pytest_cudagraph.inputs import Example
-from pytest_cudagraph.inputs.example import container_changes
+from pytest_cudagraph.inputs.example import container_changes, opaque_arguments
 from pytest_cudagraph.protocols import Backend, Model
 from pytest_cudagraph.serving.rows import Cut, NoCut, find_cut, padded
 from pytest_cudagraph.serving.statistics import NoGraphReason
-from pytest_cudagraph.state import Undo
+from pytest_cudagraph.state import Constants, Undo
 
 _SEED = 0
 """Of new rows: the same in every process."""
@@ -234,3 +236,39 @@ def _largest(tensor: torch.Tensor) -> float:
 
 def _is_inexact(tensor: torch.Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
+
+
+class _WritesParameterError(Exception):
+    """Ends a call before it writes to a parameter that nobody has copied."""
+
+
+class _WriteGuard:
+    """Runs operations, but none that writes to one of the parameters."""
+
+    def __init__(self, constants: Constants) -> None:
+        self._constants, self._operators = constants, Operators()
+        self.is_safe = True
+
+    def run(self, func: Any, types: tuple[type, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The result of ``func(*args, **kwargs)``. Raises :class:`_WritesParameterError` instead of a write."""
+        if any(map(self._is_constant, self._operators.of(func).written(args, kwargs))):
+            self.is_safe = False
+            raise _WritesParameterError
+        return func(*args, **kwargs)
+
+    def _is_constant(self, tensor: torch.Tensor) -> bool:
+        return tensor.layout is torch.strided and tensor.untyped_storage().data_ptr() in self._constants
+
+
+def writes_parameters(model: Model, example: Example, backend: Backend) -> bool:
+    """Whether an eager call on ``example`` writes large parameters. The model and the generators stay as they were."""
+    constants = Constants.take(model)
+    if not constants:
+        return False
+    undo, guard = Undo(model, backend, extras=opaque_arguments([example]), constants=constants), _WriteGuard(constants)
+    # Whatever the model raises here, it raises in the capture too.
+    with suppress(Exception), undo.undone():
+        copied = inputs.clone(example)
+        with backend.running(), observing(guard.run):
+            model(*copied.args, **copied.kwargs)
+    return not guard.is_safe

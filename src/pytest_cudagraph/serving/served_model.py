@@ -13,10 +13,12 @@ from typing import Any
 import torch
 
 from pytest_cudagraph.backends.capture_mode import is_capturing
+from pytest_cudagraph.compile import Compiled
 from pytest_cudagraph.errors import CudagraphError
 from pytest_cudagraph.model_watch import weak_alias
+from pytest_cudagraph.pipeline.stages import Stages
 from pytest_cudagraph.protocols import Backend, Model
-from pytest_cudagraph.serving.compiled_code import CompiledCode, ModelSetup, compile_and_check
+from pytest_cudagraph.serving.compiled_code import CheckedBackend, CompiledCode, compile_and_check
 from pytest_cudagraph.serving.drop_in_statistics import (
     DegradeReason,
     EventLog,
@@ -24,7 +26,6 @@ from pytest_cudagraph.serving.drop_in_statistics import (
     ModelStatistics,
     cause_of,
 )
-from pytest_cudagraph.serving.graph_check import CheckedBackend
 from pytest_cudagraph.serving.graph_runner import ReplayOnlyRunner, open_backend_for
 from pytest_cudagraph.serving.request import CompilerOptions, Request
 from pytest_cudagraph.serving.statistics import NoGraphReason, RunnerStatistics
@@ -33,6 +34,9 @@ _CHANGED = (
     "the model has changed; its calls and graphs use eager code now\n"
     "  to compile it again: call compile_model_aot with the same arguments"
 )
+
+_AS_GIVEN = 0
+"""The place of the user's own example among the examples by batch size: it may have any size."""
 
 
 class ServedModel:
@@ -67,10 +71,10 @@ class ServedModel:
             self._release()
             self._has_lost_code = False
             try:
-                setup = self._setup()
-                own_error = setup.eager_error(self.request.example)
+                stages = self._stages()
+                own_error = stages.eager_error(_AS_GIVEN)
                 if own_error is None:
-                    self._optimise(setup, folder)
+                    self._optimise(stages, folder)
             # An optimisation may raise anything; eager remains.
             except Exception as error:
                 self._events.add(DegradeReason.NOT_CAPTURED, error)
@@ -119,34 +123,34 @@ class ServedModel:
             self._release()
             self._contents = None
 
-    def _setup(self) -> ModelSetup:
+    def _stages(self) -> Stages:
         if self._contents is None:
             raise CudagraphError("the compiler has been cleaned up")
         example = self.request.example
         self._backend = open_backend_for(self._options.device_for(example), example)
-        return ModelSetup(model=self._contents, request=self.request, backend=self._backend)
+        return Stages(model=self._contents, examples={_AS_GIVEN: example}, backend=self._backend)
 
-    def _optimise(self, setup: ModelSetup, folder: Callable[[], Path]) -> None:
+    def _optimise(self, stages: Stages, folder: Callable[[], Path]) -> None:
         options, example = self._options, self.request.example
         if self.request.compile_mode != "none":
-            self._code = self._compiled(setup, folder)
+            self._code = self._compiled(stages, folder)
         if options.graphs:
             self._runner = ReplayOnlyRunner(
-                setup.model,
+                stages.model,
                 *example.args,
                 kwargs=example.kwargs,
                 batch_sizes=options.batch_sizes,
                 batch_dim=self.request.batch_dim,
                 max_graphs=options.max_graphs,
-                backend=CheckedBackend(setup.backend, self._compiled_for, self._accept_weights),
+                backend=CheckedBackend(stages.backend, self._compiled_for, self._accept_weights),
             )
             self._note_limits(self._runner.statistics)
 
-    def _compiled(self, setup: ModelSetup, folder: Callable[[], Path]) -> CompiledCode | None:
+    def _compiled(self, stages: Stages, folder: Callable[[], Path]) -> CompiledCode | None:
         started_ns = time.perf_counter_ns()
         on_difference = functools.partial(self._events.add, DegradeReason.CODE_DIFFERS)
         try:
-            return compile_and_check(setup, self._options, folder, on_difference)
+            return compile_and_check(stages, self.request, self._options, folder, on_difference)
         # A compile may raise anything (no compiler, no time, a full disk); graphs do not need it.
         except Exception as error:
             self._events.add(DegradeReason.NOT_COMPILED, error)
@@ -205,9 +209,9 @@ class ServedModel:
     def _running(self) -> AbstractContextManager[Any]:
         return self._backend.running() if self._backend else torch.inference_mode()
 
-    def _compiled_for(self, size: int) -> Model | None:
+    def _compiled_for(self, size: int) -> Compiled | None:
         code = self._current_code()
-        return code.call_for(size) if code else None
+        return code.at(size) if code else None
 
     def _accept_weights(self) -> None:
         if self._code is not None:

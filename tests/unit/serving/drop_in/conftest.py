@@ -8,7 +8,7 @@ from torch import nn
 
 from pytest_cudagraph.compile import Compiled
 from pytest_cudagraph.compile.compile_batches import CompiledBatch
-from pytest_cudagraph.serving import compiled_code
+from pytest_cudagraph.pipeline import stages
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ class FakeCompiler:
         self.limits_s.append(time_limit_s)
         if self.error is not None:
             raise self.error
-        made = {size: CompiledBatch(call=self.make(model), regions=[], compile_ns=1) for size in examples}
+        made = {size: CompiledBatch(call=self.make(model), regions=None, compile_ns=1) for size in examples}
         self.made.append(Compiled(mode, made))
         return self.made[-1]
 
@@ -39,7 +39,7 @@ class FakeCompiler:
 @pytest.fixture
 def fake_compiler(monkeypatch):
     compiler = FakeCompiler()
-    monkeypatch.setattr(compiled_code, "compile_model", compiler)
+    monkeypatch.setattr(stages, "compile_model", compiler)
     return compiler
 
 
