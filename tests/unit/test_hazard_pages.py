@@ -44,6 +44,14 @@ def blocks(id_):
 WITH_LEGAL = [id_ for id_ in IDS if "legal" in blocks(id_)]
 
 
+@pytest.fixture(autouse=True)
+def _no_process_group_left():
+    """The blocks of ``collective`` make one, as a script would."""
+    yield
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
 @pytest.fixture
 def stages_of(tmp_path):
     """Run the stages on a block. Gives their results and the file of the block."""

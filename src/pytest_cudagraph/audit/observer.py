@@ -28,17 +28,12 @@ Observe = Callable[[Any, tuple[type, ...], tuple[Any, ...], dict[str, Any]], Any
 
 
 class _Observing(ObservingMode):
-    supports_higher_order_operators = True
-
     def __init__(self, run: Observe, by_parts: Operators | None) -> None:
         super().__init__()
         self._run = run
         self._by_parts = by_parts
 
-    def __torch_dispatch__(
-        self, func: Any, types: tuple[type, ...], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
+    def observe(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         parts = None if self._by_parts is None else self._by_parts.of(func).parts
         if parts is None:
             return self._run(func, types, args, kwargs)

@@ -87,6 +87,9 @@ class _ProbeRuns:
     held: Held
 
     def run_all(self, example: Example, another: Example | None) -> None:
+        if self._waits_for_others():
+            self.seen.refused = refused_in(self.seen.first, None)
+            return
         self._again(example)
         judge = self.probe.judge
         parts = self._anew("the call outside inference mode", lambda: judge(example, self.held, by_parts=True))
@@ -101,6 +104,10 @@ class _ProbeRuns:
         if another is not None:  # last, because it may make a cache for its size
             elsewhere["another batch size"] = self._at_another_size(another)
         self.seen.elsewhere = {where: found for where, found in elsewhere.items() if found is not None}
+
+    def _waits_for_others(self) -> bool:
+        """Whether the call waits for other processes. They may have ended: make no further call."""
+        return any(op.refused is not None and op.refused.id == "collective" for op in self.seen.first.operations)
 
     def _again(self, example: Example) -> None:
         """Call twice on the same inputs and seed, and more often if the calls differ. The host's state runs on."""

@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 
 from pytest_cudagraph.hazards import CAPTURE_UNSUPPORTED, RNG_STATE_TEXT, UNPINNED_COPY_TEXT
 from pytest_cudagraph.sources import user_frame
@@ -169,7 +169,23 @@ _HAS_OWN_SWITCH = hasattr(TorchDispatchMode, "ignore_compile_internals")
 
 
 class ObservingMode(TorchDispatchMode):
-    """A dispatch mode that leaves compiled code compiled and does not import the compiler."""
+    """A dispatch mode that leaves compiled code compiled and does not import the compiler.
+
+    Of a tensor that wraps others, such as a DTensor, it observes the operations on these.
+    """
+
+    supports_higher_order_operators = True
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if any(map(is_traceable_wrapper_subclass_type, types)):
+            return NotImplemented  # torch then asks the class, whose inner operations come here
+        return self.observe(func, types, args, kwargs or {})
+
+    def observe(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run one operation, and look at it."""
+        raise NotImplementedError
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)  # type: ignore[no-untyped-call]
@@ -204,19 +220,24 @@ def hidden_from_compiler(kind: type[_Mode]) -> type[_Mode]:
 @functools.cache
 def _hidden(kind: type) -> Any:
     # torch wraps only a method that the class itself defines.
-    own = {"__torch_dispatch__": vars(kind)["__torch_dispatch__"], "_should_skip_dynamo": classmethod(lambda cls: True)}
-    return type(kind.__name__, (kind,), own)
+    members = {"__torch_dispatch__": ObservingMode.__torch_dispatch__}
+    return type(kind.__name__, (kind,), {**members, "_should_skip_dynamo": classmethod(lambda cls: True)})
 
 
 def tensors_of(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors in an operator's arguments or results."""
+    """The tensors in an operator's arguments or results, and those inside of a tensor that wraps others."""
     if isinstance(value, torch.Tensor):
-        yield value
+        yield from _inner_tensors(value) if is_traceable_wrapper_subclass_type(type(value)) else (value,)
     elif isinstance(value, (list, tuple)):
         for item in value:
             yield from tensors_of(item)
     elif isinstance(value, dict):
         yield from tensors_of(list(value.values()))
+
+
+def _inner_tensors(wrapper: Any) -> Iterator[torch.Tensor]:
+    for name in wrapper.__tensor_flatten__()[0]:
+        yield from tensors_of(getattr(wrapper, name))
 
 
 def storage_key(tensor: torch.Tensor) -> int | None:

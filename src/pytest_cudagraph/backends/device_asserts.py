@@ -23,9 +23,9 @@ class WouldTrapError(Exception):
 class TrapGuard(ObservingMode):
     """Raises :class:`WouldTrapError` before an operation that would trap. Each check waits for the device."""
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
+    def observe(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not isinstance(func, torch._ops.OpOverload):
+            raise WouldTrapError(f"{func} cannot be checked")
         name = func.overloadpacket._qualified_op_name
         namespace, _, base = name.partition("::")
         if namespace not in ("aten", "prims", "prim"):
@@ -33,7 +33,7 @@ class TrapGuard(ObservingMode):
         is_safe = _RULES.get(base) or _RULES.get(base.rstrip("_"))
         if is_safe is not None and not is_safe(args):
             raise WouldTrapError(f"{name} would trap")
-        return func(*args, **(kwargs or {}))
+        return func(*args, **kwargs)
 
 
 def _within(indices: Any, size: int, *, from_end: bool = False) -> bool:

@@ -1,4 +1,4 @@
-"""The fourteen hazards by their stable ids, and the error texts of CUDA and PyTorch for a refused capture."""
+"""The fifteen hazards by their stable ids, and the error texts of CUDA and PyTorch for a refused capture."""
 
 from __future__ import annotations
 
@@ -159,6 +159,12 @@ _ENTRIES = (
         loud=False,
         what="the call reads a tensor that is neither input nor state, and a replay reads its old memory",
         fix="register it as a buffer, or pass it as an input",
+    ),
+    Hazard(
+        id="collective",
+        loud=False,
+        what="the call waits for other processes, which need not make as many calls as this test",
+        fix="test one rank alone: with world_size=1 each collective is an operation of the graph",
     ),
     Hazard(
         id="unknown-op",

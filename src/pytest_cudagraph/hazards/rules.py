@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from pytest_cudagraph.hazards import collectives
 from pytest_cudagraph.hazards.argument_rules import (
     SHAPE,
     SPECIAL,
@@ -66,7 +67,8 @@ def refusal(
     value counts as a number, which is legal.
     """
     found = judge(func, args, kwargs or {}, from_host)
-    return found if found is not None and found.level == "error" else None
+    # A capture records collectives. They are an error of a test, which is one of the ranks.
+    return found if found is not None and found.level == "error" and found.id != "collective" else None
 
 
 def judge(
@@ -123,7 +125,7 @@ def _foreign_rules(func: Any, namespace: str, qualified_name: str) -> list[Rule]
     if _has_tag(func, "dynamic_output_shape") or qualified_name == "torchvision::nms":
         return [always(SHAPE)]
     if namespace in _KNOWN_NAMESPACES:
-        return []
+        return collectives.rules_of(func)
     return [always(_opaque("a custom operator"))]
 
 

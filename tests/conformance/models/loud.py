@@ -10,7 +10,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from tests.conformance.cases import WRONG, Base, hazard
+from torch import distributed as dist
 from torch import nn
+from torch.distributed import _functional_collectives as functional_collectives
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.checkpoint import checkpoint
 
 host_sync = {"audit": "host-sync", "capture": "host-sync"}
@@ -457,6 +460,43 @@ class NumberSentToDevice(Base):
 class NumberSentToTensor(Base):
     def forward(self, x):
         return x * torch.tensor(2.0).to(x)  # HERE
+
+
+@contextlib.contextmanager
+def two_ranks():
+    """A process group of which this process is one rank. The other one is not there."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+collective = {"audit": "collective", "capture": "collective", "around": two_ranks}
+
+
+@hazard(53, **collective)
+class SummedOverRanks(Base):
+    def forward(self, x):
+        y = self.linear(x)
+        dist.all_reduce(y)  # HERE
+        return y
+
+
+@hazard(53, **collective)
+class GatheredFromRanks(Base):
+    def forward(self, x):
+        y = self.linear(x)
+        rows = [torch.empty_like(y), torch.empty_like(y)]
+        dist.all_gather(rows, y)  # HERE
+        return torch.cat(rows)
+
+
+@hazard(53, **collective)
+class FunctionalSumOverRanks(Base):
+    def forward(self, x):
+        y = functional_collectives.all_reduce(self.linear(x), "sum", dist.group.WORLD)  # HERE
+        return y * 2
 
 
 @hazard(32, **host_data)

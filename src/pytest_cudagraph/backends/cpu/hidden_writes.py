@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass_type
+from torch.utils._python_dispatch import _disable_current_modes
 
 from pytest_cudagraph import hazards, pytree, sources
 from pytest_cudagraph.backends.capture_mode import storage_key, tensors_of
@@ -50,12 +50,7 @@ class WatchedWarmUp(SeenMemory):
         self._note(self._contents.changed_at_end(outputs))
         return output
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        if any(is_traceable_wrapper_subclass_type(cls) for cls in types):
-            return NotImplemented  # torch then asks the subclass, whose inner operations come here
-        kwargs = kwargs or {}
+    def observe(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if getattr(func, "namespace", "") not in _SEEN_INTO:
             return self._call_opaque(func, args, kwargs)
         given = list(tensors_of((args, kwargs)))

@@ -182,10 +182,7 @@ class CompositeProbe(ObservingMode):
         """The only kernel. None where there are several or none."""
         return self._kernels[0] if self._is_simple and len(self._kernels) == 1 else None
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
+    def observe(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         traits = self._without_effects(func, args, kwargs)
         self.refused = self.refused or hazards.refusal(func, args, kwargs)
         if traits.composite is not None:

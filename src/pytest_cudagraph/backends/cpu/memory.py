@@ -37,6 +37,17 @@ def poison(tensor: torch.Tensor) -> None:
     whole(tensor).fill_(poison_value(tensor.dtype))
 
 
+def has_memory(tensor: torch.Tensor) -> bool:
+    """Whether its storage lies at an address. That of a wrapper around other tensors does not."""
+    try:
+        storage = tensor.untyped_storage()
+        return not storage.nbytes() or bool(storage.data_ptr())
+    except NotImplementedError:  # sparse, oneDNN
+        return True
+    except RuntimeError:
+        return False
+
+
 def overlaps(tensor: torch.Tensor) -> bool:
     """Whether elements share memory, so that torch refuses to write the whole tensor."""
     return torch._debug_has_internal_overlap(tensor) == _OVERLAPS

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from pytest_cudagraph.backends.capture_mode import ObservingMode, tensors_of
+from pytest_cudagraph.hazards import collectives
 
 _COMPOSITE_KEY = torch._C.DispatchKey.CompositeImplicitAutograd
 
@@ -35,6 +36,9 @@ class Traits:
     allocates: bool
     metadata_only: bool
     makes_constant: bool
+    collective: bool
+    hands_on: bool
+    """Whether it returns its argument, perhaps in a wrapper."""
     _writes: tuple[tuple[int, str], ...]
     _undeclared: tuple[tuple[int, str], ...]
     _switch: tuple[int, str] | None
@@ -59,10 +63,13 @@ def traits_of(func: torch._ops.OpOverload) -> Traits:
         allocates=base in _ALLOCATIONS,
         metadata_only=base in _METADATA_ONLY or "inplace_view" in tags,
         makes_constant=base == "lift_fresh",
+        collective=collectives.is_collective(func),
+        hands_on=collectives.hands_on(func),
         _writes=tuple(
             place
             for place, argument in zip(places, func._schema.arguments, strict=True)
-            if argument.alias_info is not None and argument.alias_info.is_write
+            if (argument.alias_info is not None and argument.alias_info.is_write)
+            or (place[0] == 0 and collectives.writes_first_argument(func))
         ),
         _undeclared=tuple(place for place in places if place[1] in _UNDECLARED_WRITES),
         _switch=next((place for place in places if place[1] in _WRITE_SWITCHES), None),
@@ -110,6 +117,8 @@ _MODULES = tuple(
 
 def bind(func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> Call:
     """A callable without arguments that runs ``func``. ``result`` is its earlier result."""
+    if collectives.is_collective(func):
+        return functools.partial(collectives.run_to_end, func, *args, **kwargs)
     found = find_binding(func, args, kwargs, result, kwargs)
     return found or functools.partial(func._op, *args, **kwargs)
 
@@ -152,10 +161,8 @@ class _Probe(ObservingMode):
         self._result = result
         self._seen: list[tuple[Any, tuple[Any, ...], Mapping[str, Any]]] = []
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        self._seen.append((func, args, kwargs or {}))
+    def observe(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self._seen.append((func, args, kwargs))
         return self._result
 
     def saw(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass_type
+from torch.utils._python_dispatch import _disable_current_modes
 
 from pytest_cudagraph import hazards, pytree
 from pytest_cudagraph.backends.capture_mode import (
@@ -37,8 +37,6 @@ from pytest_cudagraph.values import Site
 class SeenMemory(ObservingMode):
     """Notes the storages of all dispatched operations, without keeping them alive."""
 
-    supports_higher_order_operators = True
-
     def __init__(self) -> None:
         super().__init__()
         self._seen: dict[int, weakref.ref[torch.UntypedStorage]] = {}
@@ -58,12 +56,7 @@ class SeenMemory(ObservingMode):
         # Another storage may get the key of a freed one.
         self._seen.pop(key, None)
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        if any(is_traceable_wrapper_subclass_type(cls) for cls in types):
-            return NotImplemented  # torch then asks the subclass, whose inner operations come here
-        kwargs = kwargs or {}
+    def observe(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self.see((args, kwargs))
         result = func(*args, **kwargs)
         self.see(result)
@@ -106,7 +99,7 @@ def placement_of(model: Model, inputs: Iterable[torch.Tensor], names: Mapping[in
     """Inputs, parameters and buffers lie on the device. Other tensors of the model may lie on the host."""
     owner = model if isinstance(model, nn.Module) else getattr(model, "__self__", None)
     held = (*owner.parameters(), *owner.buffers()) if isinstance(owner, nn.Module) else ()
-    device = {storage_key(tensor) for tensor in (*inputs, *held)}
+    device = {storage_key(tensor) for tensor in tensors_of([*inputs, *held])}
     return Placement(device, kept=names.keys() - device)
 
 
@@ -177,21 +170,14 @@ _KNOWN_PARTS = frozenset({"flex_attention"})
 class OperationRecorder(ObservingMode):
     """Records the operations of one call on a tape, and refuses what a CUDA capture refuses."""
 
-    supports_higher_order_operators = True
-
     def __init__(self, tape: Tape, refusals: Refusals, placement: Placement) -> None:
         super().__init__()
         self._tape = tape
         self.refusals = refusals
         self.placement = placement
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
+    def observe(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self.refusals.check()
-        if any(is_traceable_wrapper_subclass_type(cls) for cls in types):
-            return NotImplemented  # torch then asks the subclass, whose inner operations come here
-        kwargs = kwargs or {}
         name = str(getattr(func, "overloadpacket", func).__name__)
         self._refuse(func, name, args, kwargs)
         if not isinstance(func, torch._ops.OpOverload):

@@ -27,11 +27,13 @@ from pytest_cudagraph.backends.cpu.memory import (
     StorageHistory,
     copier,
     fresh_results,
+    has_memory,
     plain_alias,
     same_layout,
 )
 from pytest_cudagraph.backends.cpu.operators import Traits, baked, traits_of
 from pytest_cudagraph.errors import CaptureRefusal
+from pytest_cudagraph.hazards import collectives
 
 
 class Refusals:
@@ -137,6 +139,8 @@ class Tape:
         """Run one operation for its result, and add the step that repeats it."""
         self.operations += 1
         traits = traits_of(func)
+        if traits.hands_on:
+            return func(*args, **kwargs)
         written = traits.written(args, kwargs)
         self._save(written)
         result, kernel = self._run(func, traits, args, kwargs)
@@ -148,7 +152,7 @@ class Tape:
         self._own(operation)
         if not traits.allocates and (fresh or (written and not traits.metadata_only)):
             self.kernel_names[traits.name] += 1
-            has_effects = bool(written) or traits.random
+            has_effects = bool(written) or traits.random or traits.collective
             step = recompute(operation) if has_effects else self._fastest_step(operation, kernel)
             self._add(step, is_opaque=func.namespace != "aten")
         return result
@@ -157,6 +161,8 @@ class Tape:
         self, func: torch._ops.OpOverload, traits: Traits, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[Any, RecordedOperation | None]:
         """The result of an operation, and its only kernel if it is composite. Its parts may be refused."""
+        if traits.collective:
+            return collectives.run_to_end(func, *args, **kwargs), None
         found = run_by_parts(traits, args, kwargs)
         if found is None:
             return func(*args, **kwargs), None
@@ -182,6 +188,13 @@ class Tape:
     def check_origin(self, outputs: Iterable[torch.Tensor]) -> None:
         """Refuse an output that no step writes and that is new: every replay would return its old values."""
         for tensor in outputs:
+            if not has_memory(tensor):
+                raise CaptureRefusal(
+                    f"the CPU twin cannot renew an output of class {type(tensor).__name__}, which wraps other tensors",
+                    hazard="unknown-op",
+                    operation="output",
+                    fix="return the tensor inside it: to_local() of a DTensor, wait() of an AsyncCollectiveTensor",
+                )
             if self._is_unseen(storage_key(tensor)):
                 raise CaptureRefusal(_UNSEEN, hazard="foreign-tensor", operation="output")
 
@@ -234,6 +247,12 @@ class Tape:
             layout = str(tensor.layout).removeprefix("torch.")
             self._refusals.refuse(
                 f"the CPU twin cannot keep a result of layout {layout} at a fixed address",
+                hazard="unknown-op",
+                operation=operation,
+            )
+        if not has_memory(tensor):
+            self._refusals.refuse(
+                f"the CPU twin cannot renew a result of class {type(tensor).__name__}, which wraps other tensors",
                 hazard="unknown-op",
                 operation=operation,
             )

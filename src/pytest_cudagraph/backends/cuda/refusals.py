@@ -51,13 +51,11 @@ class _FirstRefusal(ObservingMode):
         self.found: Diagnosis | None = None
         self._stream_now, self._stream, self._at = stream_now, stream_now(), at
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
+    def observe(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.found is None:
             refused = self._refused(func, args, kwargs)
             self.found = refused if refused and self._at in (None, refused.site) else None
-        return func(*args, **(kwargs or {}))
+        return func(*args, **kwargs)
 
     def _refused(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> Diagnosis | None:
         refused = refusal(func, args, kwargs)
