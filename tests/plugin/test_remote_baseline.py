@@ -28,8 +28,10 @@ def memory(monkeypatch):
 
     for method in ("pipe_file", "cat_file"):
         monkeypatch.setattr(MemoryFileSystem, method, getattr(MemoryFileSystem, method))
-    fsspec.filesystem("memory").store.clear()
-    return fsspec.filesystem("memory")
+    system = fsspec.filesystem("memory")
+    system.store.clear()
+    system.pseudo_dirs[:] = ["", "/bucket"]
+    return system
 
 
 @pytest.fixture
@@ -79,7 +81,22 @@ def test_a_store_that_cannot_be_reached_stops_the_run_and_no_password_is_shown(r
 
 
 def test_the_document_shows_no_password(remote, project, monkeypatch):
+    fsspec.filesystem("memory").mkdir("/ann:secret@bucket/folder")
     remote("--cudagraph-json=run.json", url="memory://ann:secret@bucket/folder").assert_outcomes(passed=1)
     text = (project.path / "run.json").read_text(encoding="utf-8")
     assert json.loads(text)["settings"]["baseline"] == "memory://***@bucket/folder"
     assert "secret" not in text
+
+
+@pytest.mark.parametrize(
+    ("url", "options", "told"),
+    [
+        ("memory://typo/baselines", [], "its bucket [(]the first part of the path[)] does not exist: make it,*"),
+        ("memory://typo/baselines", ["--cudagraph-update"], "its bucket [(]the first part of the path[)] does not*"),
+        (URL, [], "the store has no such folder: correct the URL; to make it: pytest --cudagraph --cudagraph-update *"),
+    ],
+)
+def test_a_place_that_the_store_lacks_stops_the_run_and_does_not_switch_the_gate_off(remote, url, options, told):
+    result = remote(*options, url=url)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines([f"ERROR: {url}: {told}"])

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import secrets
 import socket
 import time
 from collections.abc import Iterator
@@ -26,6 +27,9 @@ LOCK_WAIT_S = 60.0
 """A writer holds a lock for some requests, and as many may wait as a project has jobs."""
 
 _RETRY_S = (0.05, 0.3)
+
+_WRITE_WHOLE = frozenset(("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "memory"))
+"""Protocols of stores that write an object whole or not at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +87,32 @@ class RemotePath:
         """By the name, because an object store has no folders."""
         return not self.name.endswith(".json")
 
+    def require(self, *, may_create: bool) -> None:
+        """Raises :class:`~pytest_cudagraph.errors.BaselineError` if the store has no such folder.
+
+        With ``may_create`` only the bucket must exist: a writer makes the folder.
+        """
+        bucket = self.path[: self.path.find("/", 1)] if "/" in self.path[1:] else self.path
+        if not self._is_there(bucket):
+            raise BaselineError(
+                f"{self}: its bucket (the first part of the path) does not exist: make it, or correct the URL"
+            )
+        if not may_create and not self._is_there(self.path):
+            raise BaselineError(
+                f"{self}: the store has no such folder: correct the URL; "
+                "to make it: pytest --cudagraph --cudagraph-update with this --cudagraph-baseline"
+            )
+
+    def _is_there(self, path: str) -> bool:
+        self.system.invalidate_cache()
+        # Credentials may allow less than listing. Then reading says what is wrong.
+        with contextlib.suppress(OSError), self._no_credentials():
+            try:
+                self.system.ls(path, detail=False)
+            except FileNotFoundError:
+                return False
+        return True
+
     def exists(self) -> bool:
         """Raises :class:`~pytest_cudagraph.errors.BaselineError` if the store does not answer."""
         try:
@@ -105,9 +135,20 @@ class RemotePath:
             return bytes(self.system.cat_file(self.path))
 
     def write_text(self, text: str) -> None:
-        """Replace the object: an object store writes it whole or not at all."""
+        """Replace the file whole or not at all. An object store does so; elsewhere a new file takes its place."""
+        data = text.encode("utf-8", errors="backslashreplace")
         with self._no_credentials():
-            self.system.pipe_file(self.path, text.encode("utf-8", errors="backslashreplace"))
+            if _WRITE_WHOLE.intersection(_protocols(self.system)):
+                self.system.pipe_file(self.path, data)
+                return
+            beside = f"{self.path}.{secrets.token_hex(4)}.tmp"
+            try:
+                self.system.pipe_file(beside, data)
+                self.system.mv(beside, self.path)
+            except BaseException:
+                with contextlib.suppress(Exception):
+                    self.system.rm_file(beside)
+                raise
 
     def unlink(self) -> None:
         with self._no_credentials(), contextlib.suppress(FileNotFoundError):
@@ -154,6 +195,11 @@ class RemotePath:
             kind = FileNotFoundError if isinstance(error, FileNotFoundError) else OSError
             reason = str(error) or type(error).__name__
             raise kind(without_credentials(reason, self.url)) from None
+
+
+def _protocols(system: Any) -> tuple[str, ...]:
+    protocol = system.protocol
+    return (protocol,) if isinstance(protocol, str) else tuple(protocol)
 
 
 AnyPath: TypeAlias = Path | RemotePath

@@ -136,6 +136,8 @@ def _matches(name: str, globs: Sequence[str]) -> bool:
 def _merge(arguments: argparse.Namespace) -> CommandOutput:
     # All are read before the first is written.
     inputs, output = map(baseline.any_path, arguments.inputs), baseline.any_path(arguments.output)
+    if isinstance(output, baseline.RemotePath):
+        output.require(may_create=True)
     paths = [path for place in inputs for path in _files_of(place)]
     contents = [content_of(path) for path in paths]
     found = [(entry, content.commit_info) for content in contents for entry in content.entries.values()]
@@ -152,6 +154,8 @@ def _merge(arguments: argparse.Namespace) -> CommandOutput:
 
 def _baseline_files(folder: AnyPath) -> list[AnyPath]:
     """The baseline files of a folder. Raises :class:`~pytest_cudagraph.errors.CudagraphError` if it is no folder."""
+    if isinstance(folder, baseline.RemotePath):
+        folder.require(may_create=False)
     if not folder.is_dir():
         raise CudagraphError(f"{folder} is not a folder")
     return baseline.json_files(folder)

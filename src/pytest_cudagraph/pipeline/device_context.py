@@ -16,6 +16,7 @@ from pytest_cudagraph.baseline import (
     NO_FIGURES,
     AnyPath,
     JsonStore,
+    RemotePath,
     age,
     figure_changes,
     json_files,
@@ -234,6 +235,8 @@ def open_device_context(
     if choice.kind == "cpu":
         described = replace(described, threads=settings.threads)
     store = JsonStore(settings.baseline_folder, described)
+    if settings.enabled and isinstance(store.path, RemotePath):
+        store.path.parent.require(may_create=settings.update != "never")
     why_not_judged, clock = _why_not_judged(choice, settings), PerfCounterClock()
     return DeviceContext(
         backend=backend,

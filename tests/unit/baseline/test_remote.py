@@ -26,7 +26,7 @@ WRITERS = 8
 def memory():
     system = fsspec.filesystem("memory")
     system.store.clear()
-    system.pseudo_dirs[:] = [""]
+    system.pseudo_dirs[:] = ["", "/bucket"]
     return system
 
 
@@ -102,6 +102,55 @@ def test_a_store_that_dies_between_read_and_write_is_unchanged_and_unlocked(kept
         kept.merge([saved("b")], commit_info={})
     assert memory.cat_file(kept.path.path) == before
     assert memory.find("/bucket") == ["/bucket/baselines/nvidia-h200.json"]
+
+
+class HalfWritten(fsspec.get_filesystem_class("memory")):
+    """Most file systems write in place: an error in between leaves a part."""
+
+    protocol = "half"
+
+    def pipe_file(self, path, value, mode="overwrite"):
+        super().pipe_file(path, value[: len(value) // 2] if self.fails else value, mode=mode)
+        if self.fails and mode != "create":
+            raise ConnectionResetError("the store went away")
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_store_that_writes_in_place_keeps_the_whole_file_too(memory, fails):
+    system = HalfWritten()
+    system.fails = False
+    kept = JsonStore(remote.RemotePath(system, "/bucket/baselines", "half://bucket/baselines"), H200)
+    kept.merge([saved("a")], commit_info={})
+    system.fails = fails
+    with pytest.raises(BaselineError, match="nothing was changed") if fails else contextlib.nullcontext():
+        kept.merge([saved("b")], commit_info={})
+    assert kept.load() == by_key(saved("a"), *([] if fails else [saved("b")]))
+    assert system.find("/bucket") == ["/bucket/baselines/nvidia-h200.json"]
+
+
+@pytest.mark.parametrize(
+    ("url", "may_create", "told"),
+    [
+        ("memory://nobucket/x", False, "its bucket .* does not exist"),
+        ("memory://nobucket/x", True, "its bucket .* does not exist"),
+        ("memory://ann:secret@nobucket/x", True, r"^memory://\*\*\*@nobucket/x: its bucket"),
+        ("memory://bucket/new", False, "memory://bucket/new: the store has no such folder: correct the URL; to make"),
+        ("memory://bucket/new", True, None),
+        ("memory://bucket", False, None),
+    ],
+)
+def test_a_place_that_a_store_lacks_is_an_error_and_an_update_may_make_a_folder(url, may_create, told):
+    with pytest.raises(BaselineError, match=told) if told else contextlib.nullcontext() as caught:
+        any_path(url).require(may_create=may_create)
+    assert "secret" not in str(caught.value if told else "")
+
+
+def test_credentials_that_may_not_list_do_not_make_a_place_missing():
+    def refuse(*args, **kwargs):
+        raise PermissionError("AccessDenied")
+
+    system = SimpleNamespace(ls=refuse, invalidate_cache=lambda: None)
+    remote.RemotePath(system, "/bucket/x", "s3://bucket/x").require(may_create=False)
 
 
 @pytest.mark.parametrize(
