@@ -21,6 +21,7 @@ from pytest_cudagraph.decoding.engine import DecodeEngine, Step, call_decoder
 from pytest_cudagraph.decoding.gates import judge_steps, judge_tokens
 from pytest_cudagraph.decoding.lookup import LookupRequest, run_lookup
 from pytest_cudagraph.decoding.prefill import PrefillRequest
+from pytest_cudagraph.decoding.prompts import GenerationSettings
 from pytest_cudagraph.errors import InputError
 from pytest_cudagraph.values import Judgement
 
@@ -156,10 +157,10 @@ def generated(fault: Fault, device: str, *, prompts: Any = None, rows=4, graph_s
 def looked_up(fault: Fault, device: str, *, k=3, least: float | None = None) -> list[Judgement]:
     prompts = torch.arange(4, device=device).repeat(1, 3)
     request = LookupRequest(k=k, ngram=(1, 4), min_tokens_per_step=least)
-    case = SimpleNamespace(output_lengths=[25], exact=True, rtol=1e-3, atol=1e-3)
+    settings = GenerationSettings(output_lengths=(25,), exact=True, tolerance=Tolerance(rtol=1e-3, atol=1e-3))
     context = SimpleNamespace(backend=open_backend("cuda" if device == "cuda" else "cpu"))
     with fault.engine(fault.decoder().eval().to(device), [1]) as engine:
-        return list(run_lookup(engine, prompts, request, case, context).judgements)
+        return list(run_lookup(engine, prompts, request, settings, context).judgements)
 
 
 def prefilled(fault: Fault, device: str, **request: Any) -> list[Judgement]:

@@ -18,6 +18,7 @@ from pytest_cudagraph import DecodeEngine, choice, ebnf, json_schema, regex
 from pytest_cudagraph.decoding.engine import call_decoder
 from pytest_cudagraph.decoding.guided import GuidedEngine
 from pytest_cudagraph.decoding.guided_run import GuidedRequest, GuidedRun
+from pytest_cudagraph.decoding.prompts import GenerationSettings
 from pytest_cudagraph.decoding.token_masks import GrammarCache
 from pytest_cudagraph.errors import InputError
 from pytest_cudagraph.values import BatchReport, Verdict
@@ -113,11 +114,11 @@ class Fault:
         decoder = self.decoder(vocabulary=VOCABULARY).eval().to(device)
         prompts = torch.randint(0, 256, (self.rows, 6), generator=torch.Generator().manual_seed(7)).to(device)
         request = GuidedRequest(min_valid=self.min_valid, max_overhead=self.max_overhead, choose=self.choose())
-        case = SimpleNamespace(output_lengths=[self.count], exact=False, rtol=TOLERANCE.rtol, atol=TOLERANCE.atol)
+        settings = GenerationSettings(output_lengths=(self.count,), tolerance=TOLERANCE)
         with self.engine(decoder, self.graph_sizes) as engine:
             grammar = GrammarCache().compiled(self.grammar(), self.tokenizer, engine.vocabulary, self.stop_token)
             guided = self.guided(engine, grammar, self.rows, request.choose)
-            return Exact(guided=guided, request=request, case=case, device_context=None).batch(prompts)
+            return Exact(guided=guided, request=request, settings=settings, device_context=None).batch(prompts)
 
     def found(self, device: str) -> dict[str, str]:
         """The gates that are missed, with their messages."""

@@ -12,6 +12,17 @@ if TYPE_CHECKING:
     from pytest_cudagraph.compile import compile_model
     from pytest_cudagraph.decoding.decoder import Decoder
     from pytest_cudagraph.decoding.engine import DecodeEngine
+    from pytest_cudagraph.decoding.errors import (
+        EngineFailed,
+        FellBackToEager,
+        InvalidOutput,
+        StepNotReplayed,
+        TokenMismatch,
+        TokenNotAllowed,
+        TooFewTokensPerStep,
+        TooManyBytes,
+        TooMuchOverhead,
+    )
     from pytest_cudagraph.decoding.grammars import Grammar, choice, ebnf, json_schema, python_source, regex
     from pytest_cudagraph.decoding.modes.protocol import Engine, EngineFacts, LoadedEngine, LoadRequest
     from pytest_cudagraph.decoding.modes.vllm_engine import VllmEngine, vllm
@@ -28,27 +39,18 @@ if TYPE_CHECKING:
         DeadTensorError,
         DeviceUnavailable,
         EagerFailed,
-        EngineFailed,
         ExpectationMissed,
-        FellBackToEager,
         FineGateWarning,
         GraphTestFailure,
         InconclusiveWarning,
         InputError,
-        InvalidOutput,
         NotProven,
         ReplayMismatch,
         RevisionError,
         SlowerThanBase,
         SlowerThanBaseline,
         SpeedupTooLow,
-        StepNotReplayed,
-        TokenMismatch,
-        TokenNotAllowed,
-        TooFewTokensPerStep,
-        TooManyBytes,
         TooManyKernels,
-        TooMuchOverhead,
     )
     from pytest_cudagraph.gate import judge_speedup
     from pytest_cudagraph.measure import Arms, Bounds, PerfCounterClock, measure_arms
@@ -166,6 +168,8 @@ _HOMES = {
         "gate": "judge_speedup",
         "decoding.decoder": "Decoder",
         "decoding.engine": "DecodeEngine",
+        "decoding.errors": "EngineFailed FellBackToEager InvalidOutput StepNotReplayed TokenMismatch TokenNotAllowed "
+        "TooFewTokensPerStep TooManyBytes TooMuchOverhead",
         "decoding.grammars": "Grammar choice ebnf json_schema python_source regex",
         "decoding.modes.protocol": "Engine EngineFacts LoadRequest LoadedEngine",
         "decoding.modes.vllm_engine": "VllmEngine vllm",

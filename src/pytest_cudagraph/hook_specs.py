@@ -9,9 +9,11 @@ if TYPE_CHECKING:
 
     import pytest
 
+    from pytest_cudagraph.errors import GraphTestFailure
     from pytest_cudagraph.protocols import Backend
     from pytest_cudagraph.session.context import FixtureContext
     from pytest_cudagraph.settings.case import ModelCall
+    from pytest_cudagraph.settings.registered import FeatureMark
     from pytest_cudagraph.values import AuditRule, DeviceInfo, GraphReport, ReportColumn
 
 
@@ -32,6 +34,19 @@ def pytest_cudagraph_model_passed(context: FixtureContext, call: ModelCall, repo
 def pytest_cudagraph_terminal_columns(config: pytest.Config) -> Sequence[ReportColumn]:
     """More columns for the table of the summary, to the left of the verdict."""
     return ()
+
+
+def pytest_cudagraph_marks(config: pytest.Config) -> Sequence[FeatureMark]:
+    """Marks of features, each with its text, its arguments and the fixtures that it is for.
+
+    Called in the configuration of pytest and after the collection, so by plugins and by the first ``conftest.py``.
+    """
+    return ()
+
+
+def pytest_cudagraph_failures(config: pytest.Config) -> Mapping[str, type[GraphTestFailure]]:
+    """The exception of a failed gate of a feature, by the name of the gate."""
+    return {}
 
 
 def pytest_cudagraph_audit_rules(config: pytest.Config) -> Sequence[AuditRule]:

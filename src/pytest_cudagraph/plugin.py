@@ -40,7 +40,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    for text in MARK_HELPS:
+    added = config.hook.pytest_cudagraph_marks(config=config)
+    for text in (*MARK_HELPS, *(mark.help for marks in added for mark in marks)):
         config.addinivalue_line("markers", text)
     if is_any_set(config):
         _session_hooks(config)

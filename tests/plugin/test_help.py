@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from pytest_cudagraph.settings.registered import DECODE_FIXTURES, DECODE_MARK, FIXTURES, MARK, OPTIONS, WORKLOAD_MARK
+from pytest_cudagraph.decoding.plugin import DECODE
+from pytest_cudagraph.settings.registered import FIXTURES, MARK, OPTIONS, WORKLOAD_MARK
 
 
 def test_help_lists_every_option_with_its_words(project):
@@ -17,6 +18,6 @@ def test_help_lists_every_option_with_its_words(project):
 
 def test_marks_and_fixtures_are_described(project):
     markers = project.run("--markers").stdout.str()
-    assert all(f"@pytest.mark.{mark}(" in markers for mark in (MARK, DECODE_MARK, WORKLOAD_MARK))
+    assert all(f"@pytest.mark.{mark}(" in markers for mark in (MARK, DECODE.name, WORKLOAD_MARK))
     fixtures = project.run("--fixtures").stdout.str()
-    assert all(f"\n{name} -- " in fixtures for name in FIXTURES | DECODE_FIXTURES)
+    assert all(f"\n{name} -- " in fixtures for name in FIXTURES | DECODE.fixtures)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from pytest_cudagraph.decoding.errors import EngineFailed
 from pytest_cudagraph.decoding.modes.gates import (
     FELL_BACK,
     falls_back,
@@ -21,12 +22,11 @@ from pytest_cudagraph.decoding.modes.mode_request import ModeRequest
 from pytest_cudagraph.decoding.modes.mode_run import ModeRun, RowStamps, run_mode
 from pytest_cudagraph.decoding.modes.protocol import Engine, LoadRequest
 from pytest_cudagraph.decoding.modes.results import EngineMode, EngineModes, ModeTokens
+from pytest_cudagraph.decoding.prompts import GenerationSettings
 from pytest_cudagraph.decoding.times import Stamps, summary
-from pytest_cudagraph.errors import EngineFailed, InputError
+from pytest_cudagraph.errors import InputError
 from pytest_cudagraph.foreign import value_text
-from pytest_cudagraph.pipeline.device_context import DeviceContext
-from pytest_cudagraph.protocols import ShowProgress
-from pytest_cudagraph.settings.case import Case
+from pytest_cudagraph.session.scenario_run import ScenarioContext
 from pytest_cudagraph.settings.parsing import flag, seconds, whole_number
 from pytest_cudagraph.stats import summaries
 from pytest_cudagraph.values import BatchReport, Interval, Judgement
@@ -34,7 +34,7 @@ from pytest_cudagraph.values import BatchReport, Interval, Judgement
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModesRequest:
-    """What a test asks of an engine. Raises :class:`~pytest_cudagraph.errors.InputError`."""
+    """What a test asks of an engine. Raises :class:`~pytest_cudagraph.InputError`."""
 
     engine: Engine
     prompts: Sequence[Sequence[int]]
@@ -71,7 +71,7 @@ _PARSERS: dict[str, Callable[[Any], Any]] = {
 
 
 def token_ids(prompts: Any) -> list[list[int]]:
-    """Prompts as lists of token ids. Raises :class:`~pytest_cudagraph.errors.InputError`."""
+    """Prompts as lists of token ids. Raises :class:`~pytest_cudagraph.InputError`."""
     rows = prompts.tolist() if hasattr(prompts, "tolist") else prompts
     is_batch = isinstance(rows, Sequence) and not isinstance(rows, str) and len(rows)
     if not is_batch or not all(isinstance(row, Sequence) and len(row) and all(map(_is_id, row)) for row in rows):
@@ -85,12 +85,10 @@ def _is_id(value: Any) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModesRun:
-    """Both modes on one device. ``case`` has one batch size, that of the prompts, and one output length."""
+    """Both modes on one device. The case has one batch size, that of the prompts, and one output length."""
 
     request: ModesRequest
-    case: Case
-    device_context: DeviceContext
-    progress: ShowProgress
+    scene: ScenarioContext
 
     def run_once(self) -> None:
         """Generate once in the eager mode, and judge nothing: a run without ``--cudagraph``."""
@@ -105,8 +103,8 @@ class ModesRun:
 
     def batch(self) -> BatchReport:
         """Run the modes in turn, compare their tokens, and measure what is equal."""
-        request, size = self.request, self.case.batch_sizes[0]
-        if self.device_context.device.kind == "cuda":
+        request, size = self.request, self.scene.case.batch_sizes[0]
+        if self.scene.device_context.device.kind == "cuda":
             torch.cuda.empty_cache()  # what earlier tests left there would be missing to the engine
         eager = self._run("eager", request.generations)
         _check_eager(eager.mode)
@@ -117,16 +115,18 @@ class ModesRun:
             eager=eager.mode, graphs=graphs.mode, tokens=_compared(eager, graphs),
         )  # fmt: skip
         exact = self._exact(found)
-        report = BatchReport(batch_size=size, judgements=exact, min_speedup=self.case.min_speedup[size], scenario=found)
+        report = BatchReport(
+            batch_size=size, judgements=exact, min_speedup=self.scene.case.min_speedup[size], scenario=found
+        )
         return report if report.verdict.fails else self._timed(report, found, eager, graphs)
 
     @property
     def _count(self) -> int:
-        return self.case.output_lengths[0]
+        return GenerationSettings.of(self.scene.case).output_length
 
     def _run(self, mode: str, generations: int) -> ModeRun:
-        request, device_context = self.request, self.device_context
-        self.progress(f"{request.engine.name}, {mode}")
+        request, device_context = self.request, self.scene.device_context
+        self.scene.progress(f"{request.engine.name}, {mode}")
         load = LoadRequest(
             graphs=mode == "graphs",
             rows=len(request.prompts),
@@ -151,8 +151,8 @@ class ModesRun:
     def _timed(self, report: BatchReport, found: EngineModes, eager: ModeRun, graphs: ModeRun) -> BatchReport:
         found = replace(found, eager=_with_times(eager), graphs=_with_times(graphs))
         found = replace(found, speedup=_speedup(found.eager.itl_medians_ns, found.graphs.itl_medians_ns))
-        why_not = self.device_context.why_not_judged
-        speed = judge_mode_speed(found, self.case.min_speedup[report.batch_size], why_not)
+        why_not = self.scene.device_context.why_not_judged
+        speed = judge_mode_speed(found, self.scene.case.min_speedup[report.batch_size], why_not)
         return replace(report, judgements=(*report.judgements, speed), scenario=found, speedup=found.speedup)
 
 

@@ -1,4 +1,4 @@
-"""The ``decode_engine`` fixture and what it gives to a test. Torch is imported only when it is called."""
+"""What the ``decode_engine`` fixture gives to a test. Torch is imported only when a scenario runs."""
 
 from __future__ import annotations
 
@@ -7,39 +7,48 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from pytest_cudagraph.errors import CaptureRefusal, InputError
+import pytest
+
+from pytest_cudagraph.decoding.plugin import DECODE
+from pytest_cudagraph.errors import InputError
 from pytest_cudagraph.foreign import value_text
 from pytest_cudagraph.session.context import FixtureContext
 from pytest_cudagraph.session.exceptions import hide_plugin_frames
+from pytest_cudagraph.session.scenario_run import ScenarioContext, results, run_scenario
 from pytest_cudagraph.settings.case import CallSettings, Case
 from pytest_cudagraph.settings.parsing import distinct_sizes
+from pytest_cudagraph.values import BatchReport
 
 if TYPE_CHECKING:
     from pytest_cudagraph.decoding.decoder import Decoder
     from pytest_cudagraph.decoding.engine import DecodeEngine
     from pytest_cudagraph.decoding.grammars import Grammar
+    from pytest_cudagraph.decoding.guided import GuidedEngine
     from pytest_cudagraph.decoding.guided_results import Guided
     from pytest_cudagraph.decoding.results import Counted, Generation, Lookup, Prefill
-    from pytest_cudagraph.pipeline import DeviceContext
+    from pytest_cudagraph.decoding.token_masks import GrammarCache
+
+GRAMMARS: pytest.StashKey[GrammarCache] = pytest.StashKey()
+"""Grammars that were compiled for a tokenizer. Absent before the first guided generation."""
 
 
 class MakeDecodeEngine:
     """The ``decode_engine`` fixture: call it with a decoder."""
 
     def __init__(self, context: FixtureContext, resources: ExitStack) -> None:
-        self._context, self._resources = context, resources
+        self.context, self._resources = context, resources
 
     @property
     def device(self) -> str:
         """The torch device the test runs on (``cuda:0`` or ``cpu``), to create the decoder there."""
-        return self._context.device_context().backend.device
+        return self.context.device_context().backend.device
 
     def __call__(self, decoder: Decoder, *, graph_sizes: Sequence[int] | None = None) -> EngineUnderTest:
         """The scenarios of one decoder. ``graph_sizes`` are the batch sizes with a graph, by default all that run.
 
         A batch between two graph sizes is padded to the larger one.
         """
-        return EngineUnderTest(self._context, self._resources, decoder, graph_sizes)
+        return EngineUnderTest(self.context, self._resources, decoder, graph_sizes)
 
 
 class EngineUnderTest:
@@ -48,10 +57,11 @@ class EngineUnderTest:
     def __init__(
         self, context: FixtureContext, resources: ExitStack, decoder: Decoder, graph_sizes: Sequence[int] | None
     ) -> None:
-        self._context, self._resources = context, resources
+        self.context, self._resources = context, resources
         self.decoder, self._graph_sizes = decoder, graph_sizes
         self._engines: dict[tuple[int, ...], DecodeEngine] = {}
 
+    @hide_plugin_frames
     def greedy(
         self,
         prompts: Any = None,
@@ -71,19 +81,41 @@ class EngineUnderTest:
         ``prompts`` are int64 token ids (rows, n), by default random ones of every length and batch size. The arguments
         override the marker ``decode``. Returns one :class:`~pytest_cudagraph.values.Generation` for each prompt length,
         output length and batch size. Without ``--cudagraph`` each batch size runs once, eagerly, and the result is
-        empty. Raises a subclass of :class:`~pytest_cudagraph.errors.GraphTestFailure` by the gate that is missed, and
-        :class:`~pytest_cudagraph.errors.InputError` for a decoder or prompts that cannot be used.
+        empty. Raises a subclass of :class:`~pytest_cudagraph.GraphTestFailure` by the gate that is missed, and
+        :class:`~pytest_cudagraph.InputError` for a decoder or prompts that cannot be used.
         """
         __tracebackhide__ = True
-        given = prompts.shape if hasattr(prompts, "shape") and len(prompts.shape) == 2 else ()
-        call = CallSettings(
-            batch_sizes=[max(given[0], 1)] if given else batch_sizes,
-            prompt_lengths=[max(given[1], 1)] if given else prompt_lengths,
-            output_lengths=output_lengths, min_speedup=min_speedup, max_slowdown=max_slowdown, exact=exact,
-            rtol=rtol, atol=atol, name=name,
-        )  # fmt: skip
-        return _greedy(self._context, self, prompts, call)
+        from pytest_cudagraph.decoding.greedy import GreedyRun
+        from pytest_cudagraph.decoding.prompts import GenerationSettings, check_lengths, generate_once
+        from pytest_cudagraph.decoding.results import Generation
 
+        shape = prompts.shape if hasattr(prompts, "shape") and len(prompts.shape) == 2 else ()
+        call = _call(
+            prompt_lengths=[max(shape[1], 1)] if shape else prompt_lengths, output_lengths=output_lengths, exact=exact,
+            batch_sizes=[max(shape[0], 1)] if shape else batch_sizes, min_speedup=min_speedup,
+            max_slowdown=max_slowdown, rtol=rtol, atol=atol, name=name,
+        )  # fmt: skip
+        every = GenerationSettings.of(self.context.resolve(call))
+        check_lengths(self.decoder, every)
+
+        def run(scene: ScenarioContext) -> list[BatchReport]:
+            settings = GenerationSettings.of(scene.case)
+            one = GreedyRun(
+                engine=self._engine(scene), scene=scene, settings=settings, prompt_lengths=every.prompt_lengths
+            )
+            return one.batches(prompts)
+
+        calls = {
+            f"prompt{length}-output{count}": _with(call, prompt_lengths=[length], output_lengths=[count])
+            for length in every.prompt_lengths
+            for count in every.output_lengths
+        }
+        batches = run_scenario(
+            self.context, calls, once=lambda case: generate_once(self.decoder, case, prompts), run=run
+        )
+        return results(batches, Generation)
+
+    @hide_plugin_frames
     def prefill(
         self,
         length: int,
@@ -99,14 +131,25 @@ class EngineUnderTest:
 
         ``max_bytes_ratio`` limits the bytes of chunks over those of one call, of what ``counting`` names. Bytes are
         counted operation by operation, so the decoder may be on ``meta``: then there are no values to compare. No graph
-        is involved. Without ``--cudagraph`` nothing is judged. Raises :class:`~pytest_cudagraph.errors.TokenMismatch`,
-        :class:`~pytest_cudagraph.errors.TooManyBytes` and :class:`~pytest_cudagraph.errors.InputError`.
+        is involved. Without ``--cudagraph`` nothing is judged. Raises :class:`~pytest_cudagraph.TokenMismatch`,
+        :class:`~pytest_cudagraph.TooManyBytes` and :class:`~pytest_cudagraph.InputError`.
         """
         __tracebackhide__ = True
-        call = CallSettings(batch_sizes=[1], rtol=rtol, atol=atol, name=name)
-        given = {"length": length, "chunk": chunk, "max_bytes_ratio": max_bytes_ratio, "counting": counting}
-        return _prefill(self._context, self.decoder, given, call)
+        from pytest_cudagraph.decoding.prefill import PrefillRequest, compare_prefill, judge_prefill
+        from pytest_cudagraph.decoding.prompts import GenerationSettings
+        from pytest_cudagraph.decoding.results import Prefill
 
+        request = PrefillRequest(length=length, chunk=chunk, max_bytes_ratio=max_bytes_ratio, counting=counting)
+
+        def once(case: Case) -> list[BatchReport]:
+            compared = compare_prefill(self.decoder, request, GenerationSettings.of(case).tolerance)
+            return [judge_prefill(compared, request)]
+
+        calls = {f"prefill{length}-chunk{chunk}": _call(batch_sizes=[1], rtol=rtol, atol=atol, name=name)}
+        batches = run_scenario(self.context, calls, once=once, run=lambda scene: once(scene.case))
+        return results(batches, Prefill)[0]
+
+    @hide_plugin_frames
     def prompt_lookup(
         self,
         prompts: Any,
@@ -125,17 +168,30 @@ class EngineUnderTest:
         A proposal follows the last earlier occurrence of a suffix of ``ngram`` tokens. One captured call verifies it,
         and rejected tokens are rewound. The decoder must return the logits of its last k + 1 tokens. Returns None
         without ``--cudagraph``: then the prompts are continued once, eagerly. Raises
-        :class:`~pytest_cudagraph.errors.StepNotReplayed`, :class:`~pytest_cudagraph.errors.TokenMismatch`,
-        :class:`~pytest_cudagraph.errors.TooFewTokensPerStep` and :class:`~pytest_cudagraph.errors.InputError`.
+        :class:`~pytest_cudagraph.StepNotReplayed`, :class:`~pytest_cudagraph.TokenMismatch`,
+        :class:`~pytest_cudagraph.TooFewTokensPerStep` and :class:`~pytest_cudagraph.InputError`.
         """
         __tracebackhide__ = True
-        call = CallSettings(
-            batch_sizes=_rows_of(prompts), output_lengths=None if output_length is None else [output_length],
-            exact=exact, rtol=rtol, atol=atol, name=name,
-        )  # fmt: skip
-        given = {"k": k, "ngram": ngram, "min_tokens_per_step": min_tokens_per_step}
-        return _lookup(self._context, self, prompts, given, call)
+        from pytest_cudagraph.decoding.lookup import LookupRequest, run_lookup
+        from pytest_cudagraph.decoding.prompts import GenerationSettings, generate_once
+        from pytest_cudagraph.decoding.results import Lookup
 
+        request = LookupRequest(k=k, ngram=ngram, min_tokens_per_step=min_tokens_per_step)
+        call = self._of_one_length(
+            output_length, batch_sizes=_rows_of(prompts), exact=exact, rtol=rtol, atol=atol, name=name
+        )
+
+        def run(scene: ScenarioContext) -> list[BatchReport]:
+            settings = GenerationSettings.of(scene.case)
+            return [run_lookup(self._engine(scene), prompts, request, settings, scene.device_context)]
+
+        calls = {f"lookup{k}-output{call.options['output_lengths'][0]}": call}
+        batches = run_scenario(
+            self.context, calls, once=lambda case: generate_once(self.decoder, case, prompts), run=run
+        )
+        return next(iter(results(batches, Lookup)), None)
+
+    @hide_plugin_frames
     def guided(
         self,
         grammar: Grammar,
@@ -158,133 +214,89 @@ class EngineUnderTest:
         (rows, n), by default random ones. ``min_valid`` is a share of the completed outputs, ``max_overhead`` that of a
         guided step over a greedy one. ``choose(logits, mask)`` replaces the choice under the mask. Returns None without
         ``--cudagraph``: then the prompts are continued once, eagerly. Raises
-        :class:`~pytest_cudagraph.errors.StepNotReplayed`, :class:`~pytest_cudagraph.errors.TokenNotAllowed`,
-        :class:`~pytest_cudagraph.errors.TokenMismatch`, :class:`~pytest_cudagraph.errors.InvalidOutput`,
-        :class:`~pytest_cudagraph.errors.TooMuchOverhead` and :class:`~pytest_cudagraph.errors.InputError`.
+        :class:`~pytest_cudagraph.StepNotReplayed`, :class:`~pytest_cudagraph.TokenNotAllowed`,
+        :class:`~pytest_cudagraph.TokenMismatch`, :class:`~pytest_cudagraph.InvalidOutput`,
+        :class:`~pytest_cudagraph.TooMuchOverhead` and :class:`~pytest_cudagraph.InputError`.
         """
         __tracebackhide__ = True
-        from pytest_cudagraph.decoding.fixtures_guided import run_guided
+        from pytest_cudagraph.decoding.guided_results import Guided
+        from pytest_cudagraph.decoding.guided_run import GuidedRequest, GuidedRun
+        from pytest_cudagraph.decoding.prompts import GenerationSettings
 
-        call = CallSettings(
+        request = GuidedRequest(min_valid=min_valid, max_overhead=max_overhead, choose=choose)
+        call = self._of_one_length(
+            output_length, exact=exact, rtol=rtol, atol=atol, name=name,
             batch_sizes=None if prompts is None else _rows_of(prompts),
-            output_lengths=None if output_length is None else [output_length],
-            exact=exact, rtol=rtol, atol=atol, name=name,
         )  # fmt: skip
-        given = {"min_valid": min_valid, "max_overhead": max_overhead, "choose": choose}
-        return run_guided(self._context, self, (grammar, tokenizer, stop_token), prompts, given, call)
 
-    def engine(self, case: Case, device_context: DeviceContext) -> DecodeEngine:
-        """The engine with graphs for a case. It lives until teardown."""
+        language = (grammar, tokenizer, stop_token)
+
+        def once(case: Case) -> None:
+            with self._eager_engine(case) as engine:
+                count = GenerationSettings.of(case).output_length
+                self._guided_engine(engine, case, language).generate(_checked_prompts(engine, prompts, case), count)
+
+        def run(scene: ScenarioContext) -> list[BatchReport]:
+            engine, settings = self._engine(scene), GenerationSettings.of(scene.case)
+            guided = self._guided_engine(engine, scene.case, language, choose)
+            one = GuidedRun(guided=guided, request=request, settings=settings, device_context=scene.device_context)
+            return [one.batch(_checked_prompts(engine, prompts, scene.case))]
+
+        calls = {f"guided-output{call.options['output_lengths'][0]}": call}
+        return next(iter(results(run_scenario(self.context, calls, once=once, run=run), Guided)), None)
+
+    def _of_one_length(self, output_length: int | None, **settings: Any) -> CallSettings:
+        """The settings of a scenario with one output length, and with one batch size."""
+        from pytest_cudagraph.decoding.prompts import GenerationSettings
+
+        call = _call(output_lengths=None if output_length is None else [output_length], **settings)
+        case = self.context.resolve(call)
+        call = replace(call, batch_sizes=case.batch_sizes[:1])
+        return _with(call, output_lengths=[GenerationSettings.of(case).output_length])
+
+    def _engine(self, scene: ScenarioContext) -> DecodeEngine:
+        """The engine with graphs. It lives until teardown."""
         from pytest_cudagraph.decoding.engine import DecodeEngine
 
-        sizes = case.batch_sizes if self._graph_sizes is None else _graph_sizes(self._graph_sizes)
+        sizes = scene.case.batch_sizes if self._graph_sizes is None else _distinct(self._graph_sizes)
         if sizes not in self._engines:
-            engine = DecodeEngine(self.decoder, sizes, backend=device_context.backend)
+            engine = DecodeEngine(self.decoder, sizes, backend=scene.device_context.backend)
             self._engines[sizes] = self._resources.enter_context(engine)
         return self._engines[sizes]
 
+    def _eager_engine(self, case: Case) -> DecodeEngine:
+        from pytest_cudagraph.decoding.engine import DecodeEngine
 
-def _graph_sizes(given: Any) -> tuple[int, ...]:
-    __tracebackhide__ = True
+        return DecodeEngine(self.decoder, case.batch_sizes, capture=False)
+
+    def _guided_engine(
+        self, engine: DecodeEngine, case: Case, language: tuple[Grammar, Any, int | None], choose: Any = None
+    ) -> GuidedEngine:
+        """``language`` is the grammar, the tokenizer and the stop token."""
+        from pytest_cudagraph.decoding.guided import GuidedEngine
+        from pytest_cudagraph.decoding.token_masks import GrammarCache
+
+        grammar, tokenizer, stop_token = language
+        cache = self.context.stash.setdefault(GRAMMARS, GrammarCache())
+        compiled = cache.compiled(grammar, tokenizer, engine.vocabulary, stop_token)
+        return GuidedEngine(engine, compiled, case.batch_sizes[0], choose)
+
+
+def _call(**settings: Any) -> CallSettings:
+    """The settings of a call: the feature's own by the keys of its mark, and those of each test."""
+    options = {key: settings.pop(key) for key in DECODE.parsers if key in settings}
+    return CallSettings(**settings, options=options, mark=DECODE)
+
+
+def _with(call: CallSettings, **options: Any) -> CallSettings:
+    return replace(call, options={**call.options, **options})
+
+
+def _distinct(graph_sizes: Any) -> tuple[int, ...]:
     try:
-        return distinct_sizes(given)
+        return distinct_sizes(graph_sizes)
     except ValueError as allowed:
-        raise InputError(f"graph_sizes takes {allowed}; found {value_text(given)}") from None
-
-
-@hide_plugin_frames
-def _greedy(
-    context: FixtureContext, under_test: EngineUnderTest, prompts: Any, call: CallSettings
-) -> tuple[Generation, ...]:
-    """Every prompt length and output length has a report and entries of its own."""
-    __tracebackhide__ = True
-    from pytest_cudagraph.baseline import parametrized
-    from pytest_cudagraph.decoding.greedy import check_lengths, run_once
-
-    case = context.resolve(call)
-    check_lengths(under_test.decoder, case)
-    if not context.settings.enabled:
-        run_once(under_test.decoder, case, prompts)
-        return ()
-    device_context = context.device_context(case.device)
-    found: list[Generation] = []
-    for prompt_length in case.prompt_lengths:
-        for output_length in case.output_lengths:
-            own = parametrized(call.name or context.nodeid, f"prompt{prompt_length}-output{output_length}")
-            one = replace(call, name=own, prompt_lengths=[prompt_length], output_lengths=[output_length])
-            cell = context.case(one)
-            found += _run_cell(context, under_test, prompts, cell, device_context, case.prompt_lengths)
-    return tuple(found)
-
-
-def _run_cell(
-    context: FixtureContext,
-    under_test: EngineUnderTest,
-    prompts: Any,
-    cell: Case,
-    device_context: DeviceContext,
-    prompt_lengths: tuple[int, ...],
-) -> list[Generation]:
-    __tracebackhide__ = True
-    from pytest_cudagraph.decoding.greedy import GreedyRun, report_of
-    from pytest_cudagraph.decoding.results import Generation
-
-    with device_context.using_its_threads():
-        engine = _engine_or_failure(context, under_test, cell, device_context)
-        run = GreedyRun(
-            engine=engine,
-            case=cell,
-            device_context=device_context,
-            progress=context.progress,
-            prompt_lengths=prompt_lengths,
-        )
-        batches = run.batches(prompts)
-    context.conclude(report_of(cell, device_context, batches, against_base=context.against_base))
-    return [batch.scenario for batch in batches if isinstance(batch.scenario, Generation)]
-
-
-@hide_plugin_frames
-def _prefill(context: FixtureContext, decoder: Decoder, given: Mapping[str, Any], call: CallSettings) -> Prefill:
-    __tracebackhide__ = True
-    from pytest_cudagraph.baseline import parametrized
-    from pytest_cudagraph.check.compare import Tolerance
-    from pytest_cudagraph.decoding.greedy import report_of
-    from pytest_cudagraph.decoding.prefill import PrefillRequest, compare_prefill, judge_prefill
-
-    request = PrefillRequest(**given)
-    own = parametrized(call.name or context.nodeid, f"prefill{request.length}-chunk{request.chunk}")
-    case = context.case(replace(call, name=own))
-    found = compare_prefill(decoder, request, Tolerance(rtol=case.rtol, atol=case.atol))
-    if context.settings.enabled:
-        device_context = context.device_context(case.device)
-        context.conclude(report_of(case, device_context, [judge_prefill(found, request)]))
-    return found
-
-
-@hide_plugin_frames
-def _lookup(
-    context: FixtureContext, under_test: EngineUnderTest, prompts: Any, given: Mapping[str, Any], call: CallSettings
-) -> Lookup | None:
-    __tracebackhide__ = True
-    from pytest_cudagraph.baseline import parametrized
-    from pytest_cudagraph.decoding.greedy import report_of, run_once
-    from pytest_cudagraph.decoding.lookup import LookupRequest, run_lookup
-    from pytest_cudagraph.decoding.results import Lookup
-
-    request = LookupRequest(**given)
-    count = context.resolve(call).output_lengths[0]
-    own = parametrized(call.name or context.nodeid, f"lookup{request.k}-output{count}")
-    case = context.case(replace(call, name=own, output_lengths=[count]))
-    if not context.settings.enabled:
-        run_once(under_test.decoder, case, prompts)
-        return None
-    device_context = context.device_context(case.device)
-    with device_context.using_its_threads():
-        engine = _engine_or_failure(context, under_test, case, device_context)
-        batch = run_lookup(engine, prompts, request, case, device_context)
-    context.conclude(report_of(case, device_context, [batch]))
-    assert isinstance(batch.scenario, Lookup)
-    return batch.scenario
+        raise InputError(f"graph_sizes takes {allowed}; found {value_text(graph_sizes)}") from None
 
 
 def _rows_of(prompts: Any) -> list[int]:
@@ -293,15 +305,11 @@ def _rows_of(prompts: Any) -> list[int]:
     return [max(*shape[:1], 1)] if len(shape) == 2 else [1]
 
 
-def _engine_or_failure(
-    context: FixtureContext, under_test: EngineUnderTest, case: Case, device_context: DeviceContext
-) -> DecodeEngine:
-    """The engine. A refused capture ends the test with its report."""
-    __tracebackhide__ = True
-    from pytest_cudagraph.decoding.greedy import report_of
+def _checked_prompts(engine: DecodeEngine, prompts: Any, case: Case) -> Any:
+    """The prompts, or random ones, if the decoder holds them and what is generated."""
+    from pytest_cudagraph.decoding.prompts import GenerationSettings, prompts_of
 
-    try:
-        return under_test.engine(case, device_context)
-    except CaptureRefusal as refused:
-        context.conclude(report_of(case, device_context, refused=refused))
-        raise
+    settings = GenerationSettings.of(case)
+    shown = prompts_of(engine, case.batch_sizes[0], settings.prompt_lengths[0]) if prompts is None else prompts
+    engine.check_prompts(shown, settings.output_length)
+    return shown

@@ -7,20 +7,18 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from pytest_cudagraph.check.compare import Tolerance
 from pytest_cudagraph.decoding.agreement import compare_with_eager
 from pytest_cudagraph.decoding.gates import judge_steps, judge_tokens
 from pytest_cudagraph.decoding.guided import Choose, GuidedEngine, outputs_of
 from pytest_cudagraph.decoding.guided_gates import judge_mask, judge_outputs, judge_overhead
 from pytest_cudagraph.decoding.guided_results import Guided
 from pytest_cudagraph.decoding.guided_times import time_guided
+from pytest_cudagraph.decoding.prompts import GenerationSettings
 from pytest_cudagraph.decoding.results import TokenAgreement
 from pytest_cudagraph.decoding.token_masks import first_disallowed
 from pytest_cudagraph.errors import InputError
 from pytest_cudagraph.foreign import value_text
 from pytest_cudagraph.pipeline.device_context import DeviceContext
-from pytest_cudagraph.settings.case import Case
-from pytest_cudagraph.units import to_ns
 from pytest_cudagraph.values import BatchReport
 
 
@@ -50,16 +48,16 @@ def _is_number(value: object) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuidedRun:
-    """Guided generation of one batch, gated. ``case`` has one output length."""
+    """Guided generation of one batch, gated. The settings have one output length."""
 
     guided: GuidedEngine
     request: GuidedRequest
-    case: Case
+    settings: GenerationSettings
     device_context: DeviceContext
 
     def batch(self, prompts: torch.Tensor) -> BatchReport:
         """Judge steps, masks, tokens, outputs, time, in this order. The first missed gate ends it."""
-        grammar, count = self.guided.grammar, self.case.output_lengths[0]
+        grammar, count = self.guided.grammar, self.settings.output_length
         found = self.guided.generate(prompts, count)
         tokens = found.tokens.tolist()
         facts = Guided(
@@ -82,9 +80,8 @@ class GuidedRun:
         return report if report.verdict.fails else self._compared(report, facts, prompts, found.steps)
 
     def _compared(self, report: BatchReport, facts: Guided, prompts: torch.Tensor, steps: int) -> BatchReport:
-        tolerance = Tolerance(rtol=self.case.rtol, atol=self.case.atol)
-        tokens = compare_with_eager(self.guided, prompts, steps, tolerance).tokens
-        judgements = [*report.judgements, judge_tokens(tokens, exact=self.case.exact)]
+        tokens = compare_with_eager(self.guided, prompts, steps, self.settings.tolerance).tokens
+        judgements = [*report.judgements, judge_tokens(tokens, exact=self.settings.exact)]
         if isinstance(tokens, TokenAgreement):
             facts = replace(facts, tokens=tokens)
         if not judgements[-1].verdict.fails:
@@ -94,7 +91,6 @@ class GuidedRun:
 
     def _measured(self, report: BatchReport, facts: Guided, prompts: torch.Tensor, steps: int) -> BatchReport:
         limit, why = self.request.max_overhead, self.device_context.why_not_judged
-        budget_ns = to_ns(self.case.time_budget)
-        timing, times = time_guided(self.guided, prompts, steps, self.device_context, limit, budget_ns)
+        timing, times = time_guided(self.guided, prompts, steps, self.device_context, limit, self.settings)
         judged = () if limit is None else (judge_overhead(times, timing, limit, why),)
         return replace(report, judgements=(*report.judgements, *judged), scenario=replace(facts, times=times))

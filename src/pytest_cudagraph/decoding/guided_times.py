@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import zlib
 from dataclasses import replace
 
 import torch
@@ -11,6 +10,7 @@ import torch
 from pytest_cudagraph.decoding.engine import padded
 from pytest_cudagraph.decoding.guided import GuidedEngine
 from pytest_cudagraph.decoding.guided_results import GuidedTimes
+from pytest_cudagraph.decoding.prompts import GenerationSettings
 from pytest_cudagraph.decoding.times import STEPS_PER_SAMPLE, per_step
 from pytest_cudagraph.measure import Arms
 from pytest_cudagraph.pipeline.batch_timing import ArmsBudget, time_arms
@@ -78,16 +78,15 @@ def time_guided(
     steps: int,
     device_context: DeviceContext,
     limit: float | None,
-    budget_ns: float,
+    settings: GenerationSettings,
 ) -> tuple[Timing, GuidedTimes]:
     """Measure guided against greedy steps. Without a ``limit`` of the overhead for the shortest time only."""
     if limit is None:
         device_context = replace(device_context, why_not_judged="there is no limit")
     with guided.engine.running():
         repeated = RepeatedGuidedSteps(guided, prompts, steps, device_context.clock)
-        seed = zlib.crc32(repr(tuple(prompts.shape)).encode())
         # At most a share of overhead is at least this speed.
-        budget = ArmsBudget(min_speedup=1 / (1 + (limit or 0.0)), budget_ns=budget_ns, seed=seed)
+        budget = ArmsBudget(min_speedup=1 / (1 + (limit or 0.0)), budget_ns=settings.budget_ns, seed=settings.seed)
         timing = time_arms(repeated.arms(), budget, repeated.rewind, device_context, lambda line: None)
     timing = per_step(timing, repeated.steps)
     return timing, summary(timing, repeated.rows_masks_ns, prompts.shape[0])

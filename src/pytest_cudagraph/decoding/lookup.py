@@ -8,15 +8,14 @@ from typing import NamedTuple
 
 import torch
 
-from pytest_cudagraph.check.compare import Tolerance
 from pytest_cudagraph.decoding.agreement import compare_logits
 from pytest_cudagraph.decoding.engine import DecodeEngine, Generated, padded
 from pytest_cudagraph.decoding.gates import judge_lookup, judge_steps, judge_tokens
+from pytest_cudagraph.decoding.prompts import GenerationSettings
 from pytest_cudagraph.decoding.results import GenerationReceipt, Lookup, TokenAgreement
 from pytest_cudagraph.errors import InputError
 from pytest_cudagraph.foreign import value_text
 from pytest_cudagraph.pipeline.device_context import DeviceContext
-from pytest_cudagraph.settings.case import Case
 from pytest_cudagraph.values import BatchReport
 
 
@@ -137,10 +136,14 @@ def _agreeing(truth: Sequence[int], draft: Sequence[int]) -> int:
 
 
 def run_lookup(
-    engine: DecodeEngine, prompts: torch.Tensor, request: LookupRequest, case: Case, device_context: DeviceContext
+    engine: DecodeEngine,
+    prompts: torch.Tensor,
+    request: LookupRequest,
+    settings: GenerationSettings,
+    device_context: DeviceContext,
 ) -> BatchReport:
     """Generate with prompt lookup, compare with greedy generation, and judge the tokens per step."""
-    rows, count = prompts.shape[0], case.output_lengths[0]
+    rows, count = prompts.shape[0], settings.output_length
     engine.check_prompts(prompts, count)
     if request.k + 1 > engine.decoder.length:
         raise InputError(
@@ -159,11 +162,11 @@ def run_lookup(
     )
     with device_context.backend.running():
         found = run.run()
-    tokens = compare_logits(eager, found.of_rows(rows), Tolerance(rtol=case.rtol, atol=case.atol))
+    tokens = compare_logits(eager, found.of_rows(rows), settings.tolerance)
     lookup = _lookup_of(run, found.receipt, tokens if isinstance(tokens, TokenAgreement) else None)
     judgements = (
         judge_steps(found.receipt),
-        judge_tokens(tokens, exact=case.exact),
+        judge_tokens(tokens, exact=settings.exact),
         judge_lookup(lookup, request.min_tokens_per_step),
     )
     return BatchReport(batch_size=rows, judgements=judgements, scenario=lookup)

@@ -1,19 +1,42 @@
-"""What decoding adds to pytest: the fixtures ``decode_engine`` and ``engine_modes``.
+"""What decoding adds to pytest: the fixtures ``decode_engine`` and ``engine_modes``, and the mark ``decode``.
 
 Every pytest run imports this module, so it imports little.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import pytest
 
+from pytest_cudagraph.settings.parsing import flag, lengths
+from pytest_cudagraph.settings.registered import FeatureMark
+
 if TYPE_CHECKING:
     from pytest_cudagraph.decoding.fixtures import MakeDecodeEngine
     from pytest_cudagraph.decoding.modes.fixtures import CompareModes
+    from pytest_cudagraph.errors import GraphTestFailure
+
+DECODE = FeatureMark(
+    name="decode",
+    help="decode(*, min_speedup=1.15 | {batch: min}, prompt_lengths, output_lengths, batch_sizes, max_slowdown, "
+    "exact, device, rtol, atol, time_budget): gate what the decode_engine fixture generates with captured steps",
+    fixtures=frozenset({"decode_engine", "engine_modes"}),
+    parsers={"prompt_lengths": lengths(least=1), "output_lengths": lengths(least=2), "exact": flag},
+    settings=("min_speedup", "max_slowdown", "batch_sizes", "device", "rtol", "atol", "time_budget"),
+)
+
+
+def pytest_cudagraph_marks() -> Sequence[FeatureMark]:
+    return (DECODE,)
+
+
+def pytest_cudagraph_failures() -> Mapping[str, type[GraphTestFailure]]:
+    from pytest_cudagraph.decoding.errors import FAILURES
+
+    return FAILURES
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from pytest_cudagraph.errors import (
 )
 from pytest_cudagraph.protocols import Model
 from pytest_cudagraph.sources.syntax import assigned_at
-from pytest_cudagraph.values import Agreement, Assigned, Disagreement, GateName, Judgement, Site, Verdict
+from pytest_cudagraph.values import Agreement, Assigned, Disagreement, Judgement, Site, Verdict
 
 _ANY_FIX = (
     "let outputs depend on inputs and on tensors that are changed in place, and on nothing else; "
@@ -63,7 +63,7 @@ class _Stage(NamedTuple):
     """The error, gate and verdict of a failed stage, and its description."""
 
     failure: type[GraphTestFailure]
-    gate: GateName
+    gate: str
     verdict: Verdict
     when: str
 
@@ -76,7 +76,7 @@ _STAGES: Mapping[str, _Stage] = {
     "measure": _Stage(EagerFailed, "eager", Verdict.FAILED, "while it was measured"),
 }
 
-_AT_FIRST: tuple[GateName, Verdict] = ("eager", Verdict.NOT_CAPTURED)
+_AT_FIRST: tuple[str, Verdict] = ("eager", Verdict.NOT_CAPTURED)
 """For the first eager calls, which come before all stages."""
 
 _OWN_FOLDER = str(Path(__file__).parent.parent)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -144,7 +143,7 @@ class ModelRun:
         results = self.results
         results.agreements = self._stages.check(
             results.graphs, results.compiled, results.captures,
-            seed=self._seed, rtol=self.case.rtol, atol=self.case.atol,
+            seed=self.case.seed, rtol=self.case.rtol, atol=self.case.atol,
         )  # fmt: skip
         for batch_size, agreement in results.agreements.items():
             places = places_of(agreement, self.model.eager)
@@ -159,7 +158,7 @@ class ModelRun:
                 compiled=None if self.case.compile == "none" else self.call_for(batch_size),
                 min_speedup=self.case.min_speedup[batch_size],
                 budget_ns=to_ns(self.case.time_budget),
-                seed=self._seed + batch_size,
+                seed=self.case.seed + batch_size,
                 constants=self.results.constants,
             )
             self._gate(batch_size, time_batch(request, self.model, self.device_context, self._show))
@@ -201,11 +200,6 @@ class ModelRun:
             model=self.model.eager, examples=self.model.examples, backend=self.device_context.backend,
             constants=self.results.constants, progress=self._show,
         )  # fmt: skip
-
-    @property
-    def _seed(self) -> int:
-        """The same for the same test, so that a run can be repeated. The report shows it."""
-        return zlib.crc32(self.case.name.encode(errors="surrogatepass"))
 
     def _show(self, line: str) -> None:
         self.progress(f"{self.case.name.rpartition('::')[2]}: {line}")

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from pytest_cudagraph.report.table import UNTIMED, device_text
 from pytest_cudagraph.units import factor_text
-from pytest_cudagraph.values import BatchReport, GateName, GraphReport, Judgement, MinSource, Timing, Verdict
+from pytest_cudagraph.values import BatchReport, GraphReport, Judgement, MinSource, Timing, Verdict
 
 
 def accept_hints(report: GraphReport, missed: Sequence[Judgement]) -> list[str]:
@@ -31,7 +31,7 @@ def accept_hints(report: GraphReport, missed: Sequence[Judgement]) -> list[str]:
     return [line for line in lines if line]
 
 
-def _largest(missed: Iterable[Judgement], gate: GateName) -> float | None:
+def _largest(missed: Iterable[Judgement], gate: str) -> float | None:
     return max((each.accept for each in missed if each.gate == gate and each.accept is not None), default=None)
 
 

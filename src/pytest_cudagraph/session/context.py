@@ -54,6 +54,11 @@ class FixtureContext:
         return exclusive_call(self._config.stash[CALL_LOCK])
 
     @property
+    def context(self) -> FixtureContext:
+        """Itself, as of what a fixture gives to a test."""
+        return self
+
+    @property
     def against_base(self) -> AgainstBase | None:
         """What ``--cudagraph-base`` measured. None without it."""
         return self._config.stash.get(BASE, None)
@@ -285,7 +290,8 @@ class FixtureContext:
     def end_with(self, report: GraphReport) -> None:
         """Pass, warn or raise as the verdict of a report says."""
         __tracebackhide__ = True
-        outcome = outcome_of(report, is_strict=self.settings.strict)
+        added = self._config.hook.pytest_cudagraph_failures(config=self._config)
+        outcome = outcome_of(report, is_strict=self.settings.strict, added=added)
         if isinstance(outcome, Warning):
             warnings.warn(outcome, stacklevel=depth_of_test())
         elif outcome is not None:

@@ -4,25 +4,42 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from pytest_cudagraph import environment, errors
 from pytest_cudagraph.errors import CudagraphError, EagerFailed, GraphTestFailure, InputError
 from pytest_cudagraph.foreign import printable_lines
 
 if TYPE_CHECKING:
-    from pytest_cudagraph.session.context import FixtureContext
     from pytest_cudagraph.values import GraphReport
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def hide_plugin_frames(
-    method: Callable[Concatenate[FixtureContext, P], T],
-) -> Callable[Concatenate[FixtureContext, P], T]:
+class ContextOfTest(Protocol):
+    """What an exception on its way to the test needs of it."""
+
+    def exclusive_call(self) -> AbstractContextManager[None]: ...
+
+    def keep(self, report: GraphReport) -> None: ...
+
+    def progress(self, line: str) -> None: ...
+
+
+class HasContext(Protocol):
+    """What a fixture gives to a test, and the context itself."""
+
+    @property
+    def context(self) -> ContextOfTest: ...
+
+
+H = TypeVar("H", bound=HasContext)
+
+
+def hide_plugin_frames(method: Callable[Concatenate[H, P], T]) -> Callable[Concatenate[H, P], T]:
     """Hide the plugin's frames between the test's line and the message, and keep the partial report for the summary.
 
     An exception of the model in eager mode is raised unchanged, so that a test can expect it. Its circumstances are
@@ -31,12 +48,13 @@ def hide_plugin_frames(
     """
 
     @functools.wraps(method)
-    def call(context: FixtureContext, /, *args: P.args, **kwargs: P.kwargs) -> T:
+    def call(holder: H, /, *args: P.args, **kwargs: P.kwargs) -> T:
         __tracebackhide__ = True
+        context = holder.context
         try:
             environment.require_torch()
             with context.exclusive_call():
-                return method(context, *args, **kwargs)
+                return method(holder, *args, **kwargs)
         except GraphTestFailure as failure:
             if failure.report is not None:
                 context.keep(failure.report)
@@ -109,23 +127,17 @@ _FAILURES: dict[str, type[errors.GraphTestFailure]] = {
     "baseline": errors.SlowerThanBaseline,
     "structure": errors.TooManyKernels,
     "base": errors.SlowerThanBase,
-    "steps": errors.StepNotReplayed,
-    "tokens": errors.TokenMismatch,
-    "bytes": errors.TooManyBytes,
-    "lookup": errors.TooFewTokensPerStep,
-    "mask": errors.TokenNotAllowed,
-    "validity": errors.InvalidOutput,
-    "overhead": errors.TooMuchOverhead,
-    "engine": errors.EngineFailed,
-    "fallback": errors.FellBackToEager,
 }
 
 
-def outcome_of(report: GraphReport, *, is_strict: bool) -> errors.GraphTestFailure | errors.InconclusiveWarning | None:
+def outcome_of(
+    report: GraphReport, *, is_strict: bool, added: Iterable[Mapping[str, type[GraphTestFailure]]] = ()
+) -> errors.GraphTestFailure | errors.InconclusiveWarning | None:
     """The exception or the warning that a report ends its test with. None where the test passes silently.
 
-    A failing verdict raises the error of the first gate that has it. Under ``--cudagraph-strict`` every other verdict
-    but passed raises too. Without it an inconclusive verdict is a warning.
+    A failing verdict raises the error of the first gate that has it; ``added`` are those of features by their gates.
+    Under ``--cudagraph-strict`` every other verdict but passed raises too. Without it an inconclusive verdict is a
+    warning.
     """
     from pytest_cudagraph.report import failure_text
     from pytest_cudagraph.values import Verdict
@@ -134,7 +146,8 @@ def outcome_of(report: GraphReport, *, is_strict: bool) -> errors.GraphTestFailu
     if verdict.fails:
         judgements = [*report.judgements, *(each for batch in report.batches for each in batch.judgements)]
         worst = next(each for each in judgements if each.verdict is verdict)
-        return _FAILURES[worst.gate](failure_text(report), report)
+        failures = {gate: failure for each in (*added, _FAILURES) for gate, failure in each.items()}
+        return failures.get(worst.gate, GraphTestFailure)(failure_text(report), report)
     if is_strict and verdict is not Verdict.PASSED:
         return errors.NotProven(failure_text(report), report)
     inconclusive = verdict is Verdict.INCONCLUSIVE

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from pytest_cudagraph.errors import InputError
 from pytest_cudagraph.foreign import value_text
-from pytest_cudagraph.settings.marks import DECODE_PARSERS, MARK_PARSERS, MarkSettings
+from pytest_cudagraph.settings.marks import MARK_PARSERS, MarkSettings
 from pytest_cudagraph.settings.options import DeviceOption, Settings
-from pytest_cudagraph.settings.parsing import check_covered, name
+from pytest_cudagraph.settings.parsing import check_covered, min_speedups, name
 
 if TYPE_CHECKING:
+    from pytest_cudagraph.settings.registered import FeatureMark
     from pytest_cudagraph.values import CompileMode, MinSource
-
-
-_PROMPT_LENGTHS = (16,)
-_OUTPUT_LENGTHS = (32,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,10 +38,13 @@ class Case:
     atol: float | None
     time_budget: float
     min_source: MinSource
-    prompt_lengths: tuple[int, ...] = ()
-    output_lengths: tuple[int, ...] = ()
-    exact: bool = False
-    """Whether every generated token must be eager's, also where two tokens are as likely."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """What a feature's mark or call sets beside these."""
+
+    @property
+    def seed(self) -> int:
+        """Of random values and of the order of samples: the same in each run."""
+        return zlib.crc32(self.name.encode(errors="surrogatepass"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,9 +58,10 @@ class CallSettings:
     rtol: Any = None
     atol: Any = None
     name: str | None = None
-    prompt_lengths: Any = None
-    output_lengths: Any = None
-    exact: Any = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of a feature, by the keys of its mark. None: not given."""
+    mark: FeatureMark | None = None
+    """The mark of the feature. None for a model."""
     has_rows: bool = True
     """False where the example runs as it is: ``batch_dim=None``, or a call without arguments."""
     compile_argument: str = "compile"
@@ -67,12 +69,14 @@ class CallSettings:
 
     def checked(self) -> CallSettings:
         """Parse every value; raises :class:`~pytest_cudagraph.errors.InputError`."""
-        parsers = {**MARK_PARSERS, **DECODE_PARSERS, "name": name}
+        parsers = {**MARK_PARSERS, "min_speedup": min_speedups, "name": name}
         parsed = {}
         for key in (each.name for each in fields(self) if each.name in parsers):
             shown = self.compile_argument if key == "compile" else key
             parsed[key] = _parse_argument(shown, parsers[key], getattr(self, key))
-        return replace(self, **parsed)
+        options = self.mark.parsers if self.mark else {}
+        checked = {key: _parse_argument(key, options[key], value) for key, value in self.options.items()}
+        return replace(self, **parsed, options={key: value for key, value in checked.items() if value is not None})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,9 +135,7 @@ def make_case(nodeid: str, call: CallSettings, mark: MarkSettings, settings: Set
         atol=_first(call.atol, mark.atol, None),
         time_budget=_first(mark.time_budget, settings.time_budget),
         min_source=_min_source(call, mark, sizes),
-        prompt_lengths=_first(call.prompt_lengths, mark.prompt_lengths, _PROMPT_LENGTHS),
-        output_lengths=_first(call.output_lengths, mark.output_lengths, _OUTPUT_LENGTHS),
-        exact=_first(call.exact, mark.exact, False),
+        options={**mark.options, **call.options},
     )
 
 
@@ -156,7 +158,8 @@ def _min_source(call: CallSettings, mark: MarkSettings, sizes: Sequence[int]) ->
     given = _first(call.min_speedup, mark.min, 0.0)
     is_mapping = isinstance(given, Mapping)
     left_out = tuple(size for size in sizes if size not in given) if is_mapping else ()
-    return MinSource(place=place, is_mapping=is_mapping, default_sizes=left_out)
+    marker = f"{call.mark.name}(min_speedup" if call.mark else "graph_speedup(min"
+    return MinSource(place=place, is_mapping=is_mapping, default_sizes=left_out, marker=marker)
 
 
 def _first(*candidates: Any) -> Any:

@@ -6,7 +6,7 @@ Errors name the node, the value and what is allowed.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
@@ -18,9 +18,7 @@ from pytest_cudagraph.settings.parsing import (
     check_covered,
     device_of,
     distinct_sizes,
-    flag,
     fraction,
-    lengths,
     min_speedups,
     name,
     number,
@@ -31,12 +29,12 @@ from pytest_cudagraph.settings.parsing import (
 )
 from pytest_cudagraph.settings.registered import (
     COMPILE_MODES,
-    DECODE_FIXTURES,
-    DECODE_MARK,
     FIXTURES,
     MARK,
     WORKLOAD_FIXTURES,
     WORKLOAD_MARK,
+    FeatureMark,
+    feature_marks,
 )
 
 if TYPE_CHECKING:
@@ -54,14 +52,6 @@ MARK_PARSERS: dict[str, Callable[[Any], Any]] = {
     "rtol": number(at_least=0),
     "atol": number(at_least=0),
     "time_budget": seconds,
-}
-_SHARED = ("max_slowdown", "batch_sizes", "device", "rtol", "atol", "time_budget")
-DECODE_PARSERS: dict[str, Callable[[Any], Any]] = {
-    "min_speedup": min_speedups,
-    "prompt_lengths": lengths(least=1),
-    "output_lengths": lengths(least=2),
-    "exact": flag,
-    **{key: MARK_PARSERS[key] for key in _SHARED},
 }
 WORKLOAD_PARSERS: dict[str, Callable[[Any], Any]] = {"group": name, "name": name}
 
@@ -88,25 +78,34 @@ class MarkSettings:
     rtol: float | None = None
     atol: float | None = None
     time_budget: float | None = None
-    prompt_lengths: tuple[int, ...] | None = None
-    output_lengths: tuple[int, ...] | None = None
-    exact: bool | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """What the mark of a feature sets beside these."""
     workload: Workload | None = None
 
 
 def read_marks(item: pytest.Item) -> MarkSettings:
     """Read the marks of one test. Raises :class:`pytest.UsageError` for any mistake."""
-    given = [mark for mark in (MARK, DECODE_MARK) if item.get_closest_marker(mark) is not None]
-    if len(given) > 1:
+    marks = {mark.name: mark for mark in feature_marks(item.config)}
+    named = [name for name in (MARK, *marks) if item.get_closest_marker(name) is not None]
+    if len(named) > 1:
         raise pytest.UsageError(
-            f"{item.nodeid}: a test has @pytest.mark.{MARK} or @pytest.mark.{DECODE_MARK}, not both"
+            f"{item.nodeid}: a test has @pytest.mark.{named[0]} or @pytest.mark.{named[1]}, not both"
         )
     workload = _workload_of(item)
-    if given == [DECODE_MARK]:
-        merged = _merged(item, DECODE_MARK, DECODE_PARSERS, DECODE_FIXTURES)
-        least = {"min": merged.pop("min_speedup")} if "min_speedup" in merged else {}
-        return MarkSettings(workload=workload, **least, **merged)
+    if named and named[0] in marks:
+        return MarkSettings(workload=workload, **_of_feature(item, marks[named[0]]))
     return MarkSettings(workload=workload, **_merged(item, MARK, MARK_PARSERS, FIXTURES))
+
+
+def _of_feature(item: pytest.Item, mark: FeatureMark) -> dict[str, Any]:
+    # In the order in which an error lists them: the speedup, the feature's arguments, the other settings.
+    first, *others = sorted(mark.settings, key=lambda key: key != "min_speedup") or [""]
+    shared = {key: MARK_PARSERS["min" if key == "min_speedup" else key] for key in (first, *others) if key}
+    leading = {first: shared.pop(first)} if first == "min_speedup" else {}
+    merged = _merged(item, mark.name, {**leading, **mark.parsers, **shared}, mark.fixtures)
+    options = {key: merged.pop(key) for key in mark.parsers if key in merged}
+    least = {"min": merged.pop("min_speedup")} if "min_speedup" in merged else {}
+    return {**least, **merged, "options": options}
 
 
 def _workload_of(item: pytest.Item) -> Workload | None:

@@ -6,8 +6,10 @@ Each row of the table of options defines a flag, its ini option and its line in 
 from __future__ import annotations
 
 from argparse import SUPPRESS
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import pytest
 
 from pytest_cudagraph.settings.parsing import (
     DEVICES,
@@ -18,9 +20,6 @@ from pytest_cudagraph.settings.parsing import (
     seconds,
     thread_count,
 )
-
-if TYPE_CHECKING:
-    import pytest
 
 SAMPLE_FLAG = "--cudagraph-sample"
 COMPILE_MODES = ("none", "inductor", "aot")
@@ -199,9 +198,6 @@ FIXTURES = frozenset(
     {"cudagraph", "compile_model", "capture_graphs", "assert_replay_close", "measure_speedup", "perf_monitor", "tune"}
 )
 
-DECODE_MARK = "decode"
-DECODE_FIXTURES = frozenset({"decode_engine", "engine_modes"})
-
 WORKLOAD_MARK = "workload"
 WORKLOAD_FIXTURES = frozenset({"cudagraph", "measure_speedup", "decode_engine"})
 """Those whose results can be ranked."""
@@ -210,21 +206,44 @@ MARK_HELPS = (
     f"{MARK}(min=1.15 | {{batch: min}}, *, max_slowdown, max_new_kernels, min_over_compiled, accept, batch_sizes, "
     "compile, device, rtol, atol, time_budget): gate the CUDA graph of the model that the test hands to the cudagraph "
     "fixtures",
-    f"{DECODE_MARK}(*, min_speedup=1.15 | {{batch: min}}, prompt_lengths, output_lengths, batch_sizes, max_slowdown, "
-    "exact, device, rtol, atol, time_budget): gate what the decode_engine fixture generates with captured steps",
     f"{WORKLOAD_MARK}(*, group, name): rank this test among those of its group by the measured latencies; by default "
     "the group is the test function and the name is the id of its parameters",
 )
 
-_ALL_FIXTURES = FIXTURES | DECODE_FIXTURES
-_ALL_MARKS = frozenset({MARK, DECODE_MARK, WORKLOAD_MARK})
+
+class FeatureMark(NamedTuple):
+    """The mark of a feature: its text in ``pytest --markers``, its arguments, and the fixtures of the feature."""
+
+    name: str
+    help: str
+    fixtures: frozenset[str]
+    """A test with one of them uses this plugin. The mark needs a test with one of them."""
+    parsers: Mapping[str, Callable[[Any], Any]]
+    """Of the arguments that are the feature's. Each raises ``ValueError`` with a text of what is allowed."""
+    settings: tuple[str, ...] = ()
+    """The other arguments: ``min_speedup``, and those of ``graph_speedup``."""
+
+
+_FEATURES: pytest.StashKey[tuple[FeatureMark, ...]] = pytest.StashKey()
+
+
+def feature_marks(config: pytest.Config) -> tuple[FeatureMark, ...]:
+    """The marks that other plugins add. All of them are known after the collection."""
+    if _FEATURES not in config.stash:
+        added = config.hook.pytest_cudagraph_marks(config=config)
+        config.stash[_FEATURES] = tuple(mark for marks in added for mark in marks)
+    return config.stash[_FEATURES]
 
 
 def uses_plugin(item: pytest.Item) -> bool:
-    """Whether a test uses a fixture of the plugin."""
-    return not _ALL_FIXTURES.isdisjoint(getattr(item, "fixturenames", ()))
+    """Whether a test uses a fixture of the plugin or of a feature."""
+    names = getattr(item, "fixturenames", ())
+    return not FIXTURES.isdisjoint(names) or any(
+        not mark.fixtures.isdisjoint(names) for mark in feature_marks(item.config)
+    )
 
 
 def concerns_plugin(item: pytest.Item) -> bool:
     """Whether a test uses a fixture of the plugin or has one of its marks. Every pytest run asks it for each test."""
-    return uses_plugin(item) or any(mark.name in _ALL_MARKS for mark in item.iter_markers())
+    marks = {MARK, WORKLOAD_MARK, *(mark.name for mark in feature_marks(item.config))}
+    return uses_plugin(item) or any(mark.name in marks for mark in item.iter_markers())

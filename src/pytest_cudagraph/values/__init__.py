@@ -6,7 +6,7 @@ nanoseconds (``_ns``), memory in bytes (``_bytes``), ratios are plain factors (`
 
 from pytest_cudagraph.values.additions import Addition
 from pytest_cudagraph.values.evidence import Agreement, Assigned, AuditRule, Disagreement, Finding, Level, Receipt, Site
-from pytest_cudagraph.values.judgements import GateName, Judgement, Verdict
+from pytest_cudagraph.values.judgements import Judgement, Verdict
 from pytest_cudagraph.values.reports import BatchReport, CompileMode, GraphReport, MinSource, ReportColumn
 from pytest_cudagraph.values.saved import (
     BaseComparison,

@@ -4,12 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Literal
-
-GateName = Literal[
-    "eager", "audit", "compile", "capture", "check", "speedup", "over-compiled", "baseline", "structure", "base",
-    "steps", "tokens", "bytes", "lookup", "mask", "validity", "overhead", "engine", "fallback",
-]  # fmt: skip
 
 
 class Verdict(str, Enum):
@@ -37,7 +31,8 @@ class Verdict(str, Enum):
 class Judgement:
     """One gate's result: a sentence (allowed, found), its evidence and its remedy."""
 
-    gate: GateName
+    gate: str
+    """Its name: one of the core, or of a feature."""
     verdict: Verdict
     reason: str
     evidence: tuple[str, ...] = ()

@@ -22,7 +22,7 @@ class MinSource:
     place: Literal["argument", "marker", "setting"] = "setting"
     is_mapping: bool = False
     """Whether it is a mapping from batch sizes, which also selects the batch sizes."""
-    marker: Literal["graph_speedup(min", "decode(min_speedup"] = "graph_speedup(min"
+    marker: str = "graph_speedup(min"
     """The marker and its key."""
     default_sizes: tuple[int, ...] = ()
     """The batch sizes that the mapping leaves out. Their least speedup is that of the settings."""

@@ -16,7 +16,9 @@ from pytest_cudagraph.decoding.compare_modes import ModesRequest, ModesRun, fall
 from pytest_cudagraph.decoding.modes.gates import judge_engine, judge_fallback, judge_mode_speed, judge_mode_tokens
 from pytest_cudagraph.decoding.modes.mode_run import ModeRun, RowStamps
 from pytest_cudagraph.decoding.modes.results import EngineMode, ModeFailure, ModeTokens
+from pytest_cudagraph.decoding.plugin import DECODE
 from pytest_cudagraph.decoding.results import GenerationReceipt
+from pytest_cudagraph.session.scenario_run import ScenarioContext
 from pytest_cudagraph.settings.case import CallSettings, make_case
 from pytest_cudagraph.settings.marks import MarkSettings
 from pytest_cudagraph.values import Interval
@@ -43,13 +45,13 @@ def judged(monkeypatch):
     def judged(graphs, eager=EAGER, *, device=CPU, why_not="", min_speedup=1.5, **asked):
         left = iter([eager, graphs])
         monkeypatch.setattr(compare_modes, "run_mode", lambda request, timeout_s: next(left))
-        call = CallSettings(batch_sizes=[2], output_lengths=[4], min_speedup=min_speedup)
+        call = CallSettings(batch_sizes=[2], options={"output_lengths": [4]}, mark=DECODE, min_speedup=min_speedup)
         case = make_case("a.py::test_a", call, MarkSettings(), SimpleNamespace(
             batch_sizes=(1,), min_speedup=1.15, max_slowdown=0.1, compile="none", device="cpu", time_budget=1.0,
         ))  # fmt: skip
         context = SimpleNamespace(backend=SimpleNamespace(device="cpu"), device=device, why_not_judged=why_not)
-        run = ModesRun(request=request(**asked), case=case, device_context=context, progress=lambda line: None)
-        return run.batch()
+        scene = ScenarioContext(case=case, device_context=context, progress=lambda line: None)
+        return ModesRun(request=request(**asked), scene=scene).batch()
 
     return judged
 

@@ -102,7 +102,7 @@ def test_a_decode_mark_in_the_wrong_place_is_answered(pytester, marks, fixture, 
 def test_the_closest_decode_mark_wins_per_key(pytester):
     marks = "@pytest.mark.decode(min_speedup=1.3)\n@pytest.mark.decode(min_speedup=2.0, prompt_lengths=[8], exact=True)"
     item = pytester.getitem(f"import pytest\n{marks}\ndef test_func(decode_engine): pass\n")
-    assert read_marks(item) == MarkSettings(min=2.0, prompt_lengths=(8,), exact=True)
+    assert read_marks(item) == MarkSettings(min=2.0, options={"prompt_lengths": (8,), "exact": True})
 
 
 @pytest.mark.parametrize("mark", MISTAKES)

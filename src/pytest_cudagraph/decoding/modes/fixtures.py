@@ -1,13 +1,14 @@
-"""The ``engine_modes`` fixture: an engine eagerly and with graphs. Torch is imported only when it is called."""
+"""What the ``engine_modes`` fixture gives to a test. Torch is imported only when it is called."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from pytest_cudagraph.decoding.plugin import DECODE
 from pytest_cudagraph.session.context import FixtureContext
 from pytest_cudagraph.session.exceptions import hide_plugin_frames
+from pytest_cudagraph.session.scenario_run import ScenarioContext, results, run_scenario
 from pytest_cudagraph.settings.case import CallSettings
 
 if TYPE_CHECKING:
@@ -22,8 +23,9 @@ class CompareModes:
     """The ``engine_modes`` fixture."""
 
     def __init__(self, context: FixtureContext) -> None:
-        self._context = context
+        self.context = context
 
+    @hide_plugin_frames
     def __call__(
         self,
         engine: Engine,
@@ -45,41 +47,28 @@ class CompareModes:
         are further arguments of the mode's load. A mode that takes longer than ``timeout_s`` is killed. Without
         ``--cudagraph`` the eager mode generates once, and the result is None.
 
-        Raises :class:`~pytest_cudagraph.errors.EngineFailed`, :class:`~pytest_cudagraph.errors.FellBackToEager`,
-        :class:`~pytest_cudagraph.errors.TokenMismatch` and :class:`~pytest_cudagraph.errors.SpeedupTooLow` by the gate
-        that is missed, and :class:`~pytest_cudagraph.errors.InputError` for what cannot be run.
+        Raises :class:`~pytest_cudagraph.EngineFailed`, :class:`~pytest_cudagraph.FellBackToEager`,
+        :class:`~pytest_cudagraph.TokenMismatch` and :class:`~pytest_cudagraph.SpeedupTooLow` by the gate
+        that is missed, and :class:`~pytest_cudagraph.InputError` for what cannot be run.
         """
         __tracebackhide__ = True
-        given = {
-            "engine": engine, "prompts": prompts, "eager": {} if eager is None else eager,
-            "graphs": {} if graphs is None else graphs, "allow_fallback": allow_fallback,
-            "max_differing_rows": max_differing_rows, "generations": generations, "timeout_s": timeout_s,
-        }  # fmt: skip
-        lengths = None if output_length is None else [output_length]
-        return _compare(self._context, given, CallSettings(output_lengths=lengths, min_speedup=min_speedup, name=name))
+        from pytest_cudagraph.decoding.compare_modes import ModesRequest, ModesRun, fallback_notes, token_ids
+        from pytest_cudagraph.decoding.modes.results import EngineModes
 
-
-@hide_plugin_frames
-def _compare(context: FixtureContext, given: Mapping[str, Any], call: CallSettings) -> EngineModes | None:
-    __tracebackhide__ = True
-    from pytest_cudagraph.baseline import parametrized
-    from pytest_cudagraph.decoding.compare_modes import ModesRequest, ModesRun, fallback_notes, token_ids
-    from pytest_cudagraph.decoding.greedy import report_of
-    from pytest_cudagraph.decoding.modes.results import EngineModes
-
-    if context.settings.sample is not None:
-        return None  # a comparison of revisions compares nothing of it, and engines load slowly
-    prompts = token_ids(given["prompts"])
-    request = ModesRequest(**{**given, "prompts": prompts})
-    own = parametrized(call.name or context.nodeid, "modes")
-    case = context.case(replace(call, name=own, batch_sizes=[len(prompts)]))
-    device_context = context.device_context(case.device)
-    run = ModesRun(request=request, case=case, device_context=device_context, progress=context.progress)
-    if not context.settings.enabled:
-        run.run_once()
-        return None
-    batch = run.batch()
-    report = report_of(case, device_context, [batch])
-    context.conclude(replace(report, notes=fallback_notes(batch)))
-    assert isinstance(batch.scenario, EngineModes)
-    return batch.scenario
+        if self.context.settings.sample is not None:
+            return None  # a comparison of revisions compares nothing of it, and engines load slowly
+        request = ModesRequest(
+            engine=engine, prompts=token_ids(prompts), eager={} if eager is None else eager,
+            graphs={} if graphs is None else graphs, allow_fallback=allow_fallback,
+            max_differing_rows=max_differing_rows, generations=generations, timeout_s=timeout_s,
+        )  # fmt: skip
+        options = {"output_lengths": None if output_length is None else [output_length]}
+        call = CallSettings(
+            batch_sizes=[len(request.prompts)], min_speedup=min_speedup, name=name, options=options, mark=DECODE
+        )
+        batches = run_scenario(
+            self.context, {"modes": call},
+            once=lambda case: ModesRun(request=request, scene=ScenarioContext.of(self.context, case)).run_once(),
+            run=lambda scene: [ModesRun(request=request, scene=scene).batch()], notes=fallback_notes,
+        )  # fmt: skip
+        return next(iter(results(batches, EngineModes)), None)
