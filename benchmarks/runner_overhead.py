@@ -4,6 +4,7 @@
     python benchmarks/runner_overhead.py --device cuda          on a CUDA device, real or emulated
     python benchmarks/runner_overhead.py --cold                 other data fills the processor's caches before each call
     python benchmarks/runner_overhead.py --against OTHER        another checkout too, in the same rounds
+    python benchmarks/runner_overhead.py --price                what watch="hooks" costs the other code of the process
 
 The replay itself is one small layer. The other weights are held by the model and not used, because only their number
 matters here. Half of the layers have no bias, as in a language model. Each checkout has a process of its own, and one
@@ -14,6 +15,8 @@ differences to the bare arm within a round. Exits 1 if a limit is exceeded. Ther
 from __future__ import annotations
 
 import argparse
+import contextlib
+import functools
 import os
 import random
 import statistics
@@ -28,7 +31,7 @@ GRAPH_LIMIT_US, RUNNER_LIMIT_US = 3.0, 10.0
 CALLS, COLD_CALLS = 50, 3
 COLD_BYTES = 64 << 20
 WIDTH = 64
-ARMS = ("bare", "graph", "runner", "not cloned", "not watched", "padded")
+ARMS = ("bare", "graph", "runner", "hooks", "not watched", "not cloned", "padded")
 HERE = Path(__file__).resolve().parents[1]
 
 
@@ -39,10 +42,13 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--cold", action="store_true", help="fill the processor's caches before each call")
     parser.add_argument("--against", type=Path, help="another checkout of this project")
+    parser.add_argument("--price", action="store_true", help="time what watch='hooks' wraps")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.worker:
         return _work(asked.device, asked.weights, asked.cold)
+    if asked.price:
+        return _print_price(asked.rounds)
     trees = {"here": HERE, **({"other": asked.against} if asked.against else {})}
     workers = {name: _Worker(tree, asked) for name, tree in trees.items()}
     try:
@@ -121,7 +127,7 @@ def _work(device: str, counts: list[int], is_cold: bool) -> int:
 def _arms(device: str, count: int) -> dict[str, Callable[[], object]]:
     import torch
 
-    from pytest_cudagraph import GraphRunner
+    from pytest_cudagraph import GraphRunner, InputError
     from pytest_cudagraph.backends import open_backend
 
     model = _model(count).to(device)
@@ -136,18 +142,41 @@ def _arms(device: str, count: int) -> dict[str, Callable[[], object]]:
         buffer.copy_(x)
         replay()
 
-    arms = {
+    arms: dict[str, Callable[[], object]] = {
         "bare": bare,
         "graph": lambda: graph(x),
         "runner": lambda: run(x),
         "not cloned": lambda: uncloned(x),
         "padded": lambda: run(short),
     }
-    try:
-        unwatched = GraphRunner(model, x, batch_sizes=(4,), device=device, watch="manual")
-    except TypeError:  # an older checkout
-        return arms
-    return {**arms, "not watched": lambda: unwatched(x)}
+    for arm, watch in (("not watched", "manual"), ("hooks", "hooks")):
+        with contextlib.suppress(TypeError, InputError):  # an older checkout
+            other = GraphRunner(model, x, batch_sizes=(4,), device=device, watch=watch)
+            arms[arm] = functools.partial(other, x)
+    return arms
+
+
+def _print_price(rounds: int) -> int:
+    """With and without the wrappers in turn, in one process."""
+    from torch import nn
+
+    from pytest_cudagraph.serving.replacements import Replacements
+
+    layer = nn.Linear(4, 4)
+    calls: dict[str, Callable[[], object]] = {
+        "read parameter.data": lambda: layer.weight.data,
+        "assign a number to an attribute": lambda: setattr(layer, "calls", 1),
+    }
+    for name, call in calls.items():
+        spent_us: dict[str, list[float]] = {"without": [], "with": []}
+        for _ in range(rounds):
+            spent_us["without"].append(_spent_us(call))
+            listening = Replacements()
+            spent_us["with"].append(_spent_us(call))
+            listening.close()
+        before_us, after_us = (statistics.median(each) for each in spent_us.values())
+        print(f"{name}: {before_us:.2f} -> {after_us:.2f} µs")
+    return 0
 
 
 def _model(count: int) -> Any:

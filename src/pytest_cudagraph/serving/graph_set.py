@@ -6,7 +6,7 @@ import time
 from bisect import bisect_left
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -15,6 +15,7 @@ from pytest_cudagraph.foreign import value_text
 from pytest_cudagraph.inputs.example import opaque_arguments
 from pytest_cudagraph.model_watch import ModelWatch
 from pytest_cudagraph.protocols import Backend, CapturedGraph, Model
+from pytest_cudagraph.serving.replacements import Replacements
 from pytest_cudagraph.serving.row_analysis import RunnerSetup, learn_cut, writes_parameters, written_arguments
 from pytest_cudagraph.serving.rows import CallForm, Cut, NoCut
 from pytest_cudagraph.serving.statistics import FormStatistics, NoGraphReason, Tally
@@ -84,6 +85,9 @@ class FormGraphs:
 
 _Size = tuple[FormGraphs, int]
 
+WatchMode = Literal["call", "hooks", "manual"]
+"""Who looks whether the model is still the captured one: each call, interceptions and a clock, or the caller."""
+
 
 class GraphSet:
     """The graphs of all forms in one pool, at most ``max_graphs``. The least recently used is closed first.
@@ -92,14 +96,15 @@ class GraphSet:
     """
 
     def __init__(
-        self, model: Model, backend: Backend, *, max_graphs: int | None, strict: bool, checks_calls: bool, tally: Tally
+        self, model: Model, backend: Backend, *, max_graphs: int | None, strict: bool, watch: WatchMode, tally: Tally
     ) -> None:
         self._model, self._backend, self._max_graphs = model, backend, max_graphs
-        self._strict, self._checks_calls, self._tally = strict, checks_calls, tally
+        self._strict, self._tally = strict, tally
+        self._checks_calls, self._replacements = watch != "manual", Replacements() if watch == "hooks" else None
         self.forms: list[FormGraphs] = []
         self._used: OrderedDict[_Size, None] = OrderedDict()
         self._pool = backend.pool()
-        self._watch = ModelWatch(model)
+        self._watch = ModelWatch(self._model)
         self._writes_parameters: bool | None = None
         """None before the first capture of this state of the model."""
 
@@ -129,7 +134,7 @@ class GraphSet:
 
         Raises :class:`~pytest_cudagraph.errors.CaptureRefusal` for a changed model if ``strict``.
         """
-        if self._checks_calls:
+        if self._checks_calls and (self._replacements is None or self._replacements.is_due()):
             self.renew_if_changed()
         graph = form.open.get(size)
         if graph is None:
@@ -146,13 +151,18 @@ class GraphSet:
 
     def drop(self) -> None:
         """Close all graphs and watch the model in its present state."""
-        self.close()
+        self._release()
         self._pool = self._backend.pool()
         self._watch = ModelWatch(self._model)
         self._writes_parameters = None
 
     def close(self) -> None:
-        """Release all graphs and what they read."""
+        """Release all graphs and what they read, and listen to no replacement any more."""
+        if self._replacements is not None:
+            self._replacements.close()
+        self._release()
+
+    def _release(self) -> None:
         self._used.clear()
         for form in self.forms:
             form.forget()
@@ -168,6 +178,8 @@ class GraphSet:
         Raises :class:`~pytest_cudagraph.errors.CaptureRefusal` for a changed model if ``strict``.
         """
         if not self._watch.has_changed():
+            if self._replacements is not None:
+                self._replacements.found_none()
             return False
         if self._strict:
             raise CaptureRefusal(

@@ -323,7 +323,7 @@ def test_what_it_is(model):
     ("options", "text"),
     [
         ({"capture": "later"}, "capture is 'now' or 'lazy'; found 'later'"),
-        ({"watch": "never"}, "watch is 'call' or 'manual'; found 'never'"),
+        ({"watch": "never"}, "watch is 'call', 'hooks' or 'manual'; found 'never'"),
         ({"max_graphs": 0}, "max_graphs is a positive int, or None for one graph per batch size; found 0"),
         ({"max_graphs": True}, "max_graphs is a positive int, or None for one graph per batch size; found True"),
         ({"batch_sizes": (0,)}, "batch sizes must be distinct positive ints, such as [1, 8], found 0"),
