@@ -138,6 +138,7 @@ def _end_device(
         replaced=_replaced(plan, saved),
         stale=stale,
         dropped=plan.dropped,
+        saves=settings.update != "never",
     )
     if stale and settings.strict:
         summary.problems.append(_strict_about(stale, saved, store.path, settings.rootdir))
@@ -184,6 +185,8 @@ def _save(
 ) -> tuple[Mapping[Key, SavedBatch], record.Plan]:
     """The saved entries, and what was written. Nothing without ``--cudagraph-update`` or after an interrupted run."""
     update = settings.update
+    if not settings.uses_baseline:
+        return {}, record.Plan()
     if update == "never" or not collected.finished:
         return store.load() if saved is None else saved, record.Plan()
     passed = [each for each in reports if each.nodeid in collected.passed]
@@ -318,5 +321,5 @@ def _write(flag: str, path: str, folder: Path, text_of: Callable[[], str], summa
 
 def header_line(device: DeviceInfo, baseline_file: AnyPath, settings: Settings, *, judged: bool) -> str:
     """What this run measures on, its baseline file and its least speedup."""
-    shown = _shown(baseline_file, settings.rootdir)
+    shown = _shown(baseline_file, settings.rootdir) if settings.uses_baseline else "off"
     return printable(report.header(device, baseline=shown, min_speedup=settings.min_speedup, judged=judged))

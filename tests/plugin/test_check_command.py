@@ -22,9 +22,18 @@ class Counting(nn.Linear):
         return super().forward(x) * self.step
 
 
+class Skips(nn.Module):
+    def forward(self, x):
+        __import__("pytest").skip("not here")
+
+
 def alone(): return nn.Sequential(nn.Linear(64, 8), nn.ReLU()).eval()
 def pair(): return Counting(8, 8).eval(), torch.randn(2, 8)
 def keywords(): return nn.Linear(8, 8).eval(), {"input": torch.randn(2, 8)}
+def skips(): return Skips(), torch.randn(2, 8)
+def leaves(): raise SystemExit(0)
+def model(): return nn.Linear(8, 8).eval(), torch.randn(2, 8)
+def test_linear(): return nn.Linear(8, 8).eval(), torch.randn(2, 8)
 def listed(): return [nn.Linear(8, 8)]
 def raises(): raise OSError("no weights here")
 number = 3
@@ -35,6 +44,8 @@ number = 3
 def workplace(tmp_path, monkeypatch):
     """A folder with the user's module, and with a pytest.ini that would break any run of pytest."""
     (tmp_path / "mymodels.py").write_text(MODELS)
+    (tmp_path / "leaves.py").write_text("import sys\nsys.exit(0)\n")
+    (tmp_path / "skipped.py").write_text("import pytest\npytest.skip('not here', allow_module_level=True)\n")
     (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --no-such-option\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -48,11 +59,14 @@ def test_check_runs_the_stages_and_prints_the_test_it_ran(workplace):
         ["mymodels:alone", "--inputs=1x64", "--batch-sizes=1,3"],
         ["mymodels:pair"],
         ["mymodels:keywords", "--device=cpu"],
+        ["mymodels:skips"],
+        ["mymodels:model"],
+        ["mymodels:test_linear"],
     ]
     script = f"from pytest_cudagraph.cli import main\nfor call in {calls}: print('exit', main(['check', *call]))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=workplace)
 
-    passed, failed, keywords = done.stdout.split("exit ")[:3]
+    passed, failed, keywords, skips, model, test_linear, end = done.stdout.split("exit ")
     assert "test_alone.py::test_alone      1" in passed
     assert "                              3" in passed
     assert "import torch\nfrom mymodels import alone\n\n\ndef test_alone(cudagraph):\n" in passed
@@ -62,9 +76,17 @@ def test_check_runs_the_stages_and_prints_the_test_it_ran(workplace):
     assert failed.endswith("    model, inputs = pair()\n    cudagraph(model, inputs)\n")
     assert keywords.startswith("1\n")
     assert keywords.endswith("    cudagraph(model, kwargs=inputs)\n")
+    assert skips.endswith("\nit did not pass: nothing was tested\n")
+    assert model.startswith("1\n")
+    assert "from mymodels import model as make_model\n\n\ndef test_model(cudagraph):\n" in model
+    assert "from mymodels import test_linear as make_model\n\n\ndef test_linear(cudagraph):\n" in test_linear
+    assert (test_linear[0], end) == ("0", "0\n")
+    assert "to save one" not in done.stdout
     assert sorted(each.name for each in workplace.iterdir() if each.name != "__pycache__") == [
+        "leaves.py",
         "mymodels.py",
         "pytest.ini",
+        "skipped.py",
     ]
 
 
@@ -78,6 +100,8 @@ def test_check_runs_the_stages_and_prints_the_test_it_ran(workplace):
             ["mymodels:alon"],
             "must name a function or a class without arguments; found nothing of that name; nearest: al",
         ),
+        (["leaves:make"], "leaves cannot be imported: it calls sys.exit(0)\n  to fix: call it only under if __name__"),
+        (["skipped:make"], "skipped cannot be imported: Skipped: not here"),
         (["mymodels:number"], "mymodels:number must name a function or a class without arguments; found 3"),
         (["mymodels:alone"], "alone returned a model without example inputs\n  to fix: give their shapes"),
         (["mymodels:listed"], "listed must return a model, or (model, inputs); found [Linear("),
@@ -100,6 +124,16 @@ def test_check_shows_the_frames_of_a_factory_that_raises_and_none_of_its_own(cap
     assert out.endswith("OSError: no weights here\nraises failed\n")
 
 
+def test_a_factory_that_leaves_is_a_failure(capsys):
+    assert main(["check", "mymodels:leaves"]) == 1
+    assert capsys.readouterr().out.endswith("SystemExit: 0\nleaves failed\n")
+
+
+def passing(file, text, arguments, outcome):
+    outcome.has_passed = True
+    return 0
+
+
 @pytest.mark.parametrize(
     ("inputs", "arguments"),
     [
@@ -112,6 +146,6 @@ def test_check_shows_the_frames_of_a_factory_that_raises_and_none_of_its_own(cap
     ],
 )
 def test_inputs_become_the_arguments_of_the_call(monkeypatch, capsys, inputs, arguments):
-    monkeypatch.setattr("pytest_cudagraph.cli.first_test._run", lambda file, text, arguments: 0)
+    monkeypatch.setattr("pytest_cudagraph.cli.first_test._run", passing)
     assert main(["check", "mymodels:alone", f"--inputs={inputs}"]) == 0
     assert capsys.readouterr().out.endswith(f"    cudagraph(model, {arguments})\n")

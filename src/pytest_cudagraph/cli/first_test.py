@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 from unittest import mock
 
@@ -69,22 +70,42 @@ def check(arguments: argparse.Namespace) -> CommandOutput:
     target = _target(arguments.target)
     try:
         made = target.factory()
-    # The user's code may raise anything. Its own frames are the answer.
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    # The user's code may raise anything, also SystemExit. Its own frames are the answer.
+    except BaseException as error:
         shown = traceback.format_exception(type(error), error, error.__traceback__ and error.__traceback__.tb_next)
         return CommandOutput(lines=[*"".join(shown).splitlines(), f"{target.name} failed"], exit_code=REGRESSION)
     text = _test_of(target, made, given)
+    outcome = _Outcome()
     with _returning(target, made):
-        code = _run(f"test_{target.name.lower()}.py", text, arguments)
+        code = _run(f"test_{target.name.lower()}.py", text, arguments, outcome)
     lines = ["", "this test was run:", "", *text.splitlines()]
-    return CommandOutput(lines=lines, exit_code={0: FINE, 1: REGRESSION}.get(code, USAGE))
+    if code == FINE and not outcome.has_passed:
+        return CommandOutput(lines=[*lines, "", "it did not pass: nothing was tested"], exit_code=REGRESSION)
+    return CommandOutput(lines=lines, exit_code=code if code in (FINE, REGRESSION) else USAGE)
+
+
+class _Outcome:
+    """Pytest ends with 0 also where a test was skipped."""
+
+    has_passed = False
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        self.has_passed |= report.when == "call" and report.passed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Target:
-    module: str
+    module: ModuleType
     name: str
     factory: Callable[[], Any]
+
+    @property
+    def alias(self) -> str:
+        """What the test calls the factory: its name, unless the test uses that name or pytest would collect it."""
+        is_taken = self.name in ("cudagraph", "inputs", "model", "torch", "_") or self.name.lower().startswith("test")
+        return "make_model" if is_taken else self.name
 
 
 def _target(text: str) -> _Target:
@@ -95,8 +116,15 @@ def _target(text: str) -> _Target:
     sys.path.insert(0, str(Path.cwd()))
     try:
         imported = importlib.import_module(module)
-    # A module may raise anything while it is imported.
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except SystemExit as error:
+        raise CudagraphError(
+            f"{module} cannot be imported: it calls sys.exit({value_text(error.code)})\n"
+            '  to fix: call it only under if __name__ == "__main__":'
+        ) from error
+    # A module may raise anything while it is imported, also what pytest.skip raises.
+    except BaseException as error:
         raise CudagraphError(
             f"{module} cannot be imported: {type(error).__name__}: {message_of(error)}\n"
             f"  modules are looked for in {Path.cwd()} and where this Python looks"
@@ -107,7 +135,7 @@ def _target(text: str) -> _Target:
         found = "nothing of that name" if factory is None else value_text(factory)
         nearest = f"; nearest: {', '.join(near)}" if near and factory is None else ""
         raise CudagraphError(f"{text} must name a function or a class without arguments; found {found}{nearest}")
-    return _Target(module=module, name=name, factory=factory)
+    return _Target(module=imported, name=name, factory=factory)
 
 
 def _inputs(text: str) -> list[str]:
@@ -133,15 +161,16 @@ def _test_of(target: _Target, made: Any, given: list[str] | None) -> str:
     """The test, as it is run and printed."""
     returned, call = _call_of(target, made, given)
     imports = ["import torch"] if given else []
+    alias = "" if target.alias == target.name else f" as {target.alias}"
     name = target.name.lower().removeprefix("test_")
     return "\n".join(
         [
             *imports,
-            f"from {target.module} import {target.name}",
+            f"from {target.module.__name__} import {target.name}{alias}",
             "",
             "",
             f"def test_{name}(cudagraph):",
-            f"    {returned} = {target.name}()",
+            f"    {returned} = {target.alias}()",
             f"    cudagraph({call})",
             "",
         ]
@@ -169,15 +198,16 @@ def _call_of(target: _Target, made: Any, given: list[str] | None) -> tuple[str, 
 @contextmanager
 def _returning(target: _Target, made: Any) -> Iterator[None]:
     """Let the test's own call of the factory return what was made: a large model is loaded once."""
-    module = sys.modules[target.module]
-    setattr(module, target.name, lambda: made)
+    # The factory may have removed its module.
+    sys.modules[target.module.__name__] = target.module
+    setattr(target.module, target.name, lambda: made)
     try:
         yield
     finally:
-        setattr(module, target.name, target.factory)
+        setattr(target.module, target.name, target.factory)
 
 
-def _run(file: str, text: str, arguments: argparse.Namespace) -> int:
+def _run(file: str, text: str, arguments: argparse.Namespace, outcome: _Outcome) -> int:
     import pytest
 
     with tempfile.TemporaryDirectory(prefix="pytest-cudagraph-") as folder, mock.patch.dict(os.environ):
@@ -188,17 +218,19 @@ def _run(file: str, text: str, arguments: argparse.Namespace) -> int:
         (place / file).write_text(text, encoding="utf-8")
         (place / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
         try:
-            return int(pytest.main([*_ALONE, *_flags(arguments), f"--rootdir={place}", str(place / file)]))
+            command = [*_ALONE, *_flags(arguments), f"--rootdir={place}", str(place / file)]
+            return int(pytest.main(command, plugins=[outcome]))
         except BrokenPipeError:  # the reader has stopped (| head)
             return 1
 
 
 def _flags(arguments: argparse.Namespace) -> list[str]:
-    sizes = [f"--cudagraph-batch-sizes={arguments.batch_sizes}"] if arguments.batch_sizes else []
+    sizes = [f"--cudagraph-batch-sizes={arguments.batch_sizes}"] if arguments.batch_sizes is not None else []
     return [
         "--cudagraph",
         f"--cudagraph-device={arguments.device}",
         f"--cudagraph-compile={arguments.compile}",
         "--cudagraph-github=off",
+        "--cudagraph-baseline=off",
         *sizes,
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -25,6 +26,7 @@ from pytest_cudagraph.baseline import (
     session_of,
 )
 from pytest_cudagraph.errors import BaselineError, CudagraphError
+from pytest_cudagraph.foreign import without_credentials
 from pytest_cudagraph.measure import PerfCounterClock, measure_arms
 from pytest_cudagraph.protocols import Backend, CapturedGraph, Clock, GraphPool
 from pytest_cudagraph.settings.options import Settings
@@ -144,6 +146,8 @@ class DeviceContext:
     """Whether this run replaces saved entries on request. Then no gate compares with them."""
     saves: bool = False
     """Whether this run saves entries that do not exist yet."""
+    uses_baseline: bool = True
+    """False with ``--cudagraph-baseline=off``."""
     update_option: str = "--cudagraph-update"
     """The option that saves an entry on this device."""
     is_strict: bool = False
@@ -170,6 +174,8 @@ class DeviceContext:
 
     def find_saved(self, name: str, batch_size: int) -> SavedBatch | NoBaseline:
         """The saved entry of this device. Without one, whether another device's file has it."""
+        if not self.uses_baseline:
+            return NoBaseline(comparison="off", reason="no baseline is used")
         found = self.saved.get((name, batch_size))
         if found is not None:
             return found
@@ -235,15 +241,16 @@ def open_device_context(
     if choice.kind == "cpu":
         described = replace(described, threads=settings.threads)
     store = JsonStore(settings.baseline_folder, described)
-    if settings.enabled and isinstance(store.path, RemotePath):
+    reads = settings.enabled and settings.uses_baseline
+    if reads and isinstance(store.path, RemotePath):
         store.path.parent.require(may_create=settings.update != "never")
     why_not_judged, clock = _why_not_judged(choice, settings), PerfCounterClock()
     return DeviceContext(
         backend=backend,
         device=described,
         why_not_judged=why_not_judged,
-        saved=store.load() if settings.enabled else {},
-        elsewhere=_elsewhere(store.path) if settings.enabled else (),
+        saved=store.load() if reads else {},
+        elsewhere=_elsewhere(store.path) if reads else (),
         baseline_file=store.path,
         clock=clock,
         reference=Reference(backend, clock),
@@ -252,6 +259,7 @@ def open_device_context(
         saves=not why_not_judged and settings.update != "never",
         update_option=_update_option(choice, settings),
         is_strict=settings.strict,
+        uses_baseline=settings.uses_baseline,
         waiting_processes=_waiting_processes(settings),
     )
 
@@ -273,9 +281,12 @@ def _is_shared(choice: device.Choice, settings: Settings) -> bool:
 
 def _update_option(choice: device.Choice, settings: Settings) -> str:
     without = " without -n" if _is_shared(choice, settings) else ""
+    option = "--cudagraph-update"
+    if settings.baseline not in (".cudagraph", "off"):
+        option = f"--cudagraph-baseline={shlex.quote(without_credentials(settings.baseline))} {option}"
     if choice.kind == "cpu":
-        return f"--cudagraph-device=cpu --cudagraph-update{without}"
-    return f"--cudagraph-update{without}{'' if choice.judged else ' on a GPU'}"
+        return f"--cudagraph-device=cpu {option}{without}"
+    return f"{option}{without}{'' if choice.judged else ' on a GPU'}"
 
 
 def _waiting_processes(settings: Settings) -> int:

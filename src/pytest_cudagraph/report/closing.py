@@ -24,16 +24,17 @@ def closing(
     replaced: Sequence[tuple[str, int, str]] = (),
     stale: Sequence[tuple[str, int]] = (),
     dropped: Sequence[tuple[str, int]] = (),
+    saves: bool = False,
 ) -> list[str]:
     """The lines below the table: counts, what was not decided and why, what was written.
 
     ``wrote`` is the number of entries and the file, ``refused`` the entries that may not be written (name, batch size,
     reason), ``replaced`` the entries that were replaced (name, batch size, change), ``stale`` the entries without a
-    test.
+    test, ``dropped`` those that were removed. ``saves``: whether this run saves what passes.
     """
     lines = [", ".join(f"{count} {word}" for word, count in counts.items() if count) or "nothing measured"]
     lines += _undecided(reports)
-    lines += _how_to_save(reports) if counts.get("no baseline yet") else []
+    lines += _how_to_save(reports, saves=saves) if counts.get("no baseline yet") else []
     lines += _listed("faster", list(_faster(reports)))
     lines += _listed("warning", list(_warnings(reports)))
     lines += _listed("note", list(_notes(reports)))
@@ -47,8 +48,10 @@ def closing(
     return lines
 
 
-def _how_to_save(reports: Sequence[GraphReport]) -> list[str]:
-    """The whole command that saves what is not saved yet, for each kind of device."""
+def _how_to_save(reports: Sequence[GraphReport], *, saves: bool) -> list[str]:
+    """The whole command that saves what is not saved yet, for each kind of device. A run that saves has it."""
+    if saves:
+        return ["no baseline yet: an entry is saved when its test passes every gate"]
     lacking = [each for each in reports if any(batch.comparison == "new" for batch in each.batches)]
     commands = dict.fromkeys(each.update_option for each in lacking)
     return [f"no baseline yet; to save one: pytest --cudagraph {options}" for options in commands]

@@ -62,11 +62,18 @@ class Settings:
         """The folder of the baseline files; a URL or an absolute ``--cudagraph-baseline`` is used unchanged."""
         return self.baseline if "://" in self.baseline else self.rootdir / self.baseline
 
+    @property
+    def uses_baseline(self) -> bool:
+        """False with ``--cudagraph-baseline=off``: nothing is read, compared or saved."""
+        return self.baseline != "off"
+
 
 def read_settings(config: pytest.Config, *, workers: int = 0) -> Settings:
     """Settings from command line and ini; a bad value is a :class:`pytest.UsageError` naming flag and value."""
     values = {option.setting: _read_option(config, option) for option in OPTIONS}
     settings = Settings(rootdir=config.rootpath, workers=workers, **values)
+    if settings.update != "never" and not settings.uses_baseline:
+        raise pytest.UsageError("--cudagraph-update saves a baseline, and --cudagraph-baseline=off uses none")
     sample = config.getoption(SAMPLE_FLAG)
     return settings if sample is None else _of_sample(settings, Path(sample))
 

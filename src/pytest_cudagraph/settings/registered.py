@@ -108,7 +108,8 @@ OPTIONS: tuple[Option, ...] = (
         default=".cudagraph",
         parse=str,
         metavar="DIR|URL",
-        help="folder of the baseline files, relative to the root directory, or in an object store (s3://bucket/folder)",
+        help="folder of the baseline files, relative to the root directory, or in an object store (s3://bucket/folder), "
+        "or off: none",
     ),
     Option(
         flag="--cudagraph-update",

@@ -84,6 +84,11 @@ def test_the_newest_kernel_count_of_any_cpu_counts_and_a_gpus_does_not(tmp_path)
     [
         ("cpu", {}, "--cudagraph-device=cpu --cudagraph-update"),
         ("auto", {}, "--cudagraph-device=cpu --cudagraph-update"),
+        (
+            "cpu",
+            {"baseline": "kept here"},
+            "--cudagraph-device=cpu --cudagraph-baseline='kept here' --cudagraph-update",
+        ),
         ("cpu", {"workers": 2}, "--cudagraph-device=cpu --cudagraph-update without -n"),
         ("auto", {"workers": 2}, "--cudagraph-device=cpu --cudagraph-update without -n"),
     ],
@@ -91,6 +96,12 @@ def test_the_newest_kernel_count_of_any_cpu_counts_and_a_gpus_does_not(tmp_path)
 def test_what_writes_a_baseline_is_told_as_it_works_here(tmp_path, monkeypatch, option, given, update_option):
     monkeypatch.setattr(device, "why_no_gpu", lambda: NO_GPU)
     assert context_of(tmp_path, option, **given).update_option == update_option
+
+
+def test_without_a_baseline_nothing_is_read_or_missed(tmp_path):
+    (tmp_path / "off").write_text("a file in the place of the folder", encoding="utf-8")
+    found = context_of(tmp_path, baseline="off", strict=True).find_saved("a", 8)
+    assert found == NoBaseline(comparison="off", reason="no baseline is used")
 
 
 def test_on_an_emulated_device_nothing_is_judged_or_saved_and_a_gpu_is_told_as_the_place_to_save(tmp_path, monkeypatch):

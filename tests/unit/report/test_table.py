@@ -185,6 +185,9 @@ def test_what_has_no_baseline_yet_is_said_with_the_whole_command_that_saves_one(
         "not compared: no entry in a.json yet (1 batch size)",
         "no baseline yet; to save one: pytest --cudagraph --cudagraph-update",
     ]
+    assert closing([found], {"no baseline yet": 1}, saves=True)[2:] == [
+        "no baseline yet: an entry is saved when its test passes every gate"
+    ]
 
 
 def test_one_entry_is_one_entry():

@@ -99,6 +99,12 @@ def test_update_without_a_value_means_changed(settings_of):
     assert settings_of("--cudagraph-update").update == "changed"
 
 
+def test_an_update_without_a_baseline_is_refused(settings_of):
+    assert not settings_of("--cudagraph-baseline=off").uses_baseline
+    with pytest.raises(pytest.UsageError, match="and --cudagraph-baseline=off uses none"):
+        settings_of("--cudagraph-baseline=off", "--cudagraph-update")
+
+
 @pytest.mark.parametrize("flag", BAD)
 def test_a_bad_value_names_flag_and_value_and_what_is_allowed(settings_of, flag):
     with pytest.raises(pytest.UsageError) as error:
