@@ -441,7 +441,7 @@ def test_explain_without_an_id_lists_all(said, golden):
     [
         ("baked_scaler", "nearest: baked-scalar (explain without an id lists all)"),
         ("Host-Sync", "nearest: host-sync"),
-        ("zzz", "there are: baked-scalar, control-flow, dynamic-shape"),
+        ("zzz", "there are: baked-scalar, collective, control-flow, dynamic-shape"),
         ("README", "no hazard is called README"),
         ("../twin", "no hazard is called ../twin"),
         ("", "no hazard is called ;"),

@@ -108,8 +108,7 @@ OPTIONS: tuple[Option, ...] = (
         default=".cudagraph",
         parse=str,
         metavar="DIR|URL",
-        help="folder of the baseline files, relative to the root directory, or in an object store (s3://bucket/folder), "
-        "or off: none",
+        help="folder of the baseline files, from the root directory, in an object store (s3://bucket/folder), or off",
     ),
     Option(
         flag="--cudagraph-update",
