@@ -62,15 +62,22 @@ if TYPE_CHECKING:
     from pytest_cudagraph.serving.graph_runner import GraphRunner
     from pytest_cudagraph.serving.statistics import FormStatistics, RunnerStatistics
     from pytest_cudagraph.serving.tuning import TuningReport, tune
+    from pytest_cudagraph.session.context import FixtureContext
+    from pytest_cudagraph.session.scenario_run import ScenarioContext, run_scenario
+    from pytest_cudagraph.settings.case import CallSettings
+    from pytest_cudagraph.settings.registered import FeatureMark
     from pytest_cudagraph.stats import EvidenceRule
     from pytest_cudagraph.values import (
         AuditRule,
         BatchReport,
+        Column,
         Finding,
         GraphReport,
         Judgement,
         MeasuredBatch,
         ReportColumn,
+        Scenario,
+        Table,
         Timing,
         Verdict,
     )
@@ -85,9 +92,11 @@ __all__ = [
     "BatchReport",
     "Bounds",
     "CallMonitor",
+    "CallSettings",
     "CallSummary",
     "CaptureFailed",
     "CaptureRefusal",
+    "Column",
     "CompileFailed",
     "CompileTimeout",
     "CompilerStatistics",
@@ -102,9 +111,11 @@ __all__ = [
     "EngineFailed",
     "EvidenceRule",
     "ExpectationMissed",
+    "FeatureMark",
     "FellBackToEager",
     "Finding",
     "FineGateWarning",
+    "FixtureContext",
     "FormStatistics",
     "Grammar",
     "GraphReport",
@@ -129,11 +140,14 @@ __all__ = [
     "ReportColumn",
     "RevisionError",
     "RunnerStatistics",
+    "Scenario",
+    "ScenarioContext",
     "SlowerThanBase",
     "SlowerThanBaseline",
     "SpeedupTooLow",
     "StaticDecoder",
     "StepNotReplayed",
+    "Table",
     "Timing",
     "TokenMismatch",
     "TokenNotAllowed",
@@ -155,6 +169,7 @@ __all__ = [
     "measure_arms",
     "python_source",
     "regex",
+    "run_scenario",
     "static_decoder",
     "transformers_engine",
     "tune",
@@ -185,7 +200,12 @@ _HOMES = {
         "serving.statistics": "FormStatistics RunnerStatistics",
         "stats": "EvidenceRule",
         "serving.tuning": "TuningReport tune",
-        "values": "AuditRule BatchReport Finding GraphReport Judgement MeasuredBatch ReportColumn Timing Verdict",
+        "session.context": "FixtureContext",
+        "session.scenario_run": "ScenarioContext run_scenario",
+        "settings.case": "CallSettings",
+        "settings.registered": "FeatureMark",
+        "values": "AuditRule BatchReport Column Finding GraphReport Judgement MeasuredBatch ReportColumn Scenario "
+        "Table Timing Verdict",
     }.items()
     for name in names.split()
 }
