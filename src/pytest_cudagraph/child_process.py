@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import psutil
+
 from pytest_cudagraph.foreign import printable
 
 PARENT = "PYTEST_CUDAGRAPH_PARENT"
@@ -57,6 +59,8 @@ def _end_group(process: subprocess.Popen[bytes]) -> None:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
     elif process.poll() is None:
+        for child in psutil.Process(process.pid).children(recursive=True):
+            child.kill()
         process.kill()
     process.wait()
 

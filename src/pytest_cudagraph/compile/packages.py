@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import signal
 import subprocess
 import sys
-import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -16,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import psutil
 import torch
 
+from pytest_cudagraph.child_process import end_with_parent, last_lines, run_child
 from pytest_cudagraph.errors import CudagraphError, first_line
 
 if TYPE_CHECKING:
@@ -60,7 +58,12 @@ def build(
     process, where only an alarm can stop it.
     """
     if _save(program, folder, settings):
-        code = run_child(child_command(folder), folder / LOG, timeout_s)
+        path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
+        environment = {**os.environ, "PYTHONPATH": path}
+        try:
+            code = run_child(child_command(folder), log=folder / LOG, environment=environment, timeout_s=timeout_s)
+        except subprocess.TimeoutExpired:
+            raise TimeoutError(f"not packaged within {timeout_s:.0f} s") from None
         if code == 0:
             return folder / PACKAGE, ()
         if code != NOT_LOADED:
@@ -85,7 +88,7 @@ def child_command(folder: Path) -> list[str]:
 
 def work(folder_name: str) -> int:
     """In the child: package the program in the folder. Returns the exit code."""
-    threading.Thread(target=_die_with_parent, daemon=True).start()
+    end_with_parent()
     folder = Path(folder_name)
     settings: BuildOptions = pickle.loads((folder / SETTINGS).read_bytes())
     try:
@@ -100,48 +103,6 @@ def work(folder_name: str) -> int:
         (folder / FAILURE).write_text(json.dumps(first_line(exc)), encoding="utf-8")
         return FAILED
     return 0
-
-
-def _die_with_parent() -> None:
-    """End this process group when standard input is closed: the parent was killed."""
-    os.read(sys.stdin.fileno(), 1)  # the buffered stream has a lock that would block the interpreter's exit
-    if hasattr(os, "killpg"):
-        os.killpg(0, signal.SIGKILL)
-    os._exit(1)
-
-
-def run_child(command: list[str], log: Path, timeout_s: float) -> int:
-    """Run ``command`` and return its exit code. Its process group is killed when this call ends."""
-    path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            command,
-            # The child reads this pipe to notice that its parent died.
-            stdin=subprocess.PIPE,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, "PYTHONPATH": path},
-            start_new_session=True,
-        )
-    try:
-        return process.wait(timeout_s)
-    except subprocess.TimeoutExpired:
-        raise TimeoutError(f"not packaged within {timeout_s:.0f} s") from None
-    finally:
-        _end(process)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    if process.poll() is None:
-        if hasattr(os, "killpg"):
-            os.killpg(process.pid, signal.SIGKILL)
-        else:
-            for child in psutil.Process(process.pid).children(recursive=True):
-                child.kill()
-            process.kill()
-        process.wait()
-    if process.stdin:
-        process.stdin.close()
 
 
 def _save(program: ExportedProgram, folder: Path, settings: BuildOptions) -> bool:
@@ -184,5 +145,6 @@ def _failure_text(folder: Path, code: int) -> str:
     failure = folder / FAILURE
     if failure.exists():
         return str(json.loads(failure.read_text(encoding="utf-8")))
-    tail = (folder / LOG).read_text(encoding="utf-8", errors="replace").strip().splitlines()[-_LOG_LINES:]
-    return "\n    ".join([f"the packaging process ended with exit code {code}", *tail])
+    return "\n    ".join(
+        [f"the packaging process ended with exit code {code}", *last_lines(folder / LOG)[-_LOG_LINES:]]
+    )

@@ -21,8 +21,8 @@ from pytest_cudagraph.values import (
     Disagreement,
     GraphReport,
     Judgement,
+    MeasuredBatch,
     Receipt,
-    Timing,
 )
 
 
@@ -37,7 +37,8 @@ class RunResults:
     captures: Captures | None = None
     """Held as long as the graphs are used: it keeps memory alive that they read by address."""
     agreements: Mapping[int, Agreement | Disagreement] = field(default_factory=dict)
-    timings: dict[int, Timing] = field(default_factory=dict)
+    measured: dict[int, MeasuredBatch] = field(default_factory=dict)
+    """The timing of each batch size, beside what is saved of it."""
     comparisons: dict[int, Comparison] = field(default_factory=dict)
     base: dict[int, BaseComparison] = field(default_factory=dict)
     judgements: list[Judgement] = field(default_factory=list)
@@ -102,15 +103,15 @@ class RunResults:
         return itertools.chain.from_iterable(each.not_judged for each in agreements)
 
     def _batch_report(self, size: int, case: Case, device_context: DeviceContext) -> BatchReport:
-        agreement = self.agreements.get(size)
+        agreement, measured = self.agreements.get(size), self.measured.get(size)
         return BatchReport(
             batch_size=size,
             judgements=tuple(self.of_batch[size]),
             min_speedup=case.min_speedup[size],
             receipt=self.receipt_of(size),
             agreement=agreement if isinstance(agreement, Agreement) else None,
-            timing=self.timings.get(size),
-            baseline=device_context.find_saved(case.name, size),
+            timing=measured.timing if measured else None,
+            baseline=measured.saved if measured else device_context.find_saved(case.name, size),
             comparison=self.comparisons.get(size, "off"),
             compile_ns=self.compiled.compile_ns.get(size) if self.compiled else None,
             base=self.base.get(size),

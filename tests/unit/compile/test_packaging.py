@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import pickle
 import signal
 import subprocess
-import sys
 
 import pytest
 import torch
 
+from pytest_cudagraph.child_process import PARENT
 from pytest_cudagraph.compile import packages
-from pytest_cudagraph.compile.packages import BuildOptions, build, run_child
+from pytest_cudagraph.compile.packages import BuildOptions, build
 from pytest_cudagraph.errors import CudagraphError, first_line
-
-FAMILY = """
-import subprocess, sys
-grandchild = subprocess.Popen(["cat"], stdin=subprocess.PIPE, pass_fds=[int(sys.argv[1])])
-sys.stdout.write("started")
-sys.stdout.flush()
-grandchild.wait()
-"""
-"""A child that never ends, and one of its own that holds the pipe of the first argument."""
 
 
 @pytest.fixture
@@ -38,35 +28,28 @@ def program():
         return torch.export.export(torch.nn.ReLU(), (torch.ones(2),), strict=False)
 
 
-def test_the_exit_code_comes_back(tmp_path):
-    command = [sys.executable, "-c", "import sys; print('said'); sys.exit(5)"]
-    assert run_child(command, tmp_path / "log", 60.0) == 5
-    assert (tmp_path / "log").read_text().strip() == "said"
+def test_a_late_child_is_a_timeout(tmp_path, settings, program, monkeypatch):
+    def hang(command, *, timeout_s, **options):
+        raise subprocess.TimeoutExpired(command, timeout_s)
+
+    monkeypatch.setattr(packages, "run_child", hang)
+    with pytest.raises(TimeoutError, match="not packaged within 1 s"):
+        build(program, tmp_path, settings, 1.0)
 
 
-@pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs process groups")
-def test_a_late_child_dies_with_all_it_started(tmp_path, monkeypatch):
-    read, write = os.pipe()
-    monkeypatch.setattr(subprocess, "Popen", functools.partial(subprocess.Popen, pass_fds=[write]))
-    try:
-        with pytest.raises(TimeoutError, match="not packaged within 1 s"):
-            run_child([sys.executable, "-c", FAMILY, str(write)], tmp_path / "log", 1.0)
-        os.close(write)
-        # The end of the pipe: nobody holds the other end any more, neither the child nor the grandchild.
-        assert os.read(read, 1) == b""
-    finally:
-        os.close(read)
-    assert (tmp_path / "log").read_text() == "started"
-
-
-@pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs process groups")
+@pytest.mark.skipif(os.name != "posix", reason="needs process groups")
 def test_a_child_whose_parent_dies_ends_itself(tmp_path, settings):
     (tmp_path / packages.SETTINGS).write_bytes(pickle.dumps(settings))
     os.mkfifo(tmp_path / packages.PROGRAM)
-    # Blocked on a program that never comes, it hears of its parent through standard input only.
-    child = subprocess.Popen(packages.child_command(tmp_path), stdin=subprocess.PIPE, start_new_session=True)
-    child.communicate()
-    assert child.returncode == -signal.SIGKILL
+    reading, writing = os.pipe()
+    # Blocked on a program that never comes, it hears of its parent through the pipe only.
+    with subprocess.Popen(
+        packages.child_command(tmp_path), env={**os.environ, PARENT: str(reading)}, pass_fds=[reading],
+        start_new_session=True,
+    ) as child:  # fmt: skip
+        os.close(reading)
+        os.close(writing)
+        assert child.wait() == -signal.SIGKILL
 
 
 def test_a_program_that_cannot_travel_is_packaged_here(tmp_path, settings, program, monkeypatch):
@@ -82,7 +65,7 @@ def test_a_program_that_cannot_travel_is_packaged_here(tmp_path, settings, progr
 
 
 def test_a_program_that_the_child_cannot_load_is_packaged_here(tmp_path, settings, program, monkeypatch):
-    monkeypatch.setattr(packages, "run_child", lambda *args: packages.NOT_LOADED)
+    monkeypatch.setattr(packages, "run_child", lambda *args, **options: packages.NOT_LOADED)
     packaged = []
     monkeypatch.setattr(packages, "package", lambda program, path, settings: packaged.append(path))
     assert build(program, tmp_path, settings, 60.0)[1] != ()
@@ -90,7 +73,7 @@ def test_a_program_that_the_child_cannot_load_is_packaged_here(tmp_path, setting
 
 
 def test_a_failure_in_the_child_is_reported(tmp_path, settings, program, monkeypatch):
-    def fail(command, log, timeout_s):
+    def fail(command, **options):
         (tmp_path / packages.FAILURE).write_text(json.dumps("InvalidCxxCompiler: no compiler"))
         return packages.FAILED
 
@@ -100,7 +83,7 @@ def test_a_failure_in_the_child_is_reported(tmp_path, settings, program, monkeyp
 
 
 def test_a_child_that_dies_leaves_its_last_words(tmp_path, settings, program, monkeypatch):
-    def die(command, log, timeout_s):
+    def die(command, *, log, **options):
         log.write_text("".join(f"line {i}\n" for i in range(9)))
         return -11
 
