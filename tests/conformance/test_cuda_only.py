@@ -6,6 +6,7 @@ import pytest
 import torch
 from tests.conformance.cases import WRONG, Base, Case, Expected
 from tests.conformance.stages import is_marked, run
+from torch import nn
 
 from pytest_cudagraph.backends import open_backend
 
@@ -54,6 +55,15 @@ class Joined(OnASideStream):
         return self.linear(x) + doubled
 
 
+class GraphedCallable(Base):
+    def __init__(self):
+        super().__init__()
+        self.graphed = torch.cuda.make_graphed_callables(nn.Linear(4, 4).eval(), (torch.randn(2, 4),))
+
+    def forward(self, x):
+        return self.graphed(x[:2]) * 2  # HERE
+
+
 @pytest.mark.parametrize(
     ("model", "said"),
     [
@@ -61,6 +71,7 @@ class Joined(OnASideStream):
         pytest.param(OnTheDefaultStream, {"check": WRONG}, id="row 13, the default stream"),
         pytest.param(OnASideStream, {"capture": "unknown-op"}, id="row 14, a side stream that never waits"),
         pytest.param(LeftUnjoined, {"capture": "unknown-op"}, id="row 14, a side stream that is not joined"),
+        pytest.param(GraphedCallable, {"audit": "nested-graph"}, id="row 24, a graph inside"),
         pytest.param(Joined, {}, id="row 14, a side stream that is joined"),
     ],
 )

@@ -15,7 +15,7 @@ aten = torch.ops.aten
 IDS = [
     "host-sync", "dynamic-shape", "host-data", "control-flow", "baked-scalar", "rng", "mutates-state",
     "hidden-write", "rebinds-state", "mutates-input", "output-alias", "stateful-python", "foreign-tensor", "collective",
-    "unknown-op",
+    "nested-graph", "unknown-op",
 ]  # fmt: skip
 
 

@@ -32,8 +32,14 @@ _DRAWN = "draws from the default generator, as replays do"
 _DRAWS_FIX = "none needed. If you want no random numbers, call eval()"
 
 
+_ENDING = frozenset({"collective", "nested-graph"})
+"""What makes further calls pointless: other processes may have ended, and a graph is no eager model."""
+
+
 def findings_of(seen: ProbeResults) -> tuple[Finding, ...]:
     """Every finding of an audit."""
+    if ends_audit(seen):
+        return _folded([raw for raw in seen.refused if raw.id in _ENDING])
     repeated = [found.seen_in("two calls on the same inputs") for found in seen.repeated]
     raw = [*seen.refused, *_refused_elsewhere(seen), *repeated, *_on_other_inputs(seen)]
     raw += _rebound(seen, raw)
@@ -41,6 +47,11 @@ def findings_of(seen: ProbeResults) -> tuple[Finding, ...]:
     raw += _written_by_the_host(seen)
     raw += _notes(seen, raw)
     return _folded(raw)
+
+
+def ends_audit(seen: ProbeResults) -> bool:
+    """Whether the first call shows what makes further calls pointless."""
+    return any(raw.id in _ENDING for raw in seen.refused)
 
 
 def is_explained(seen: ProbeResults) -> bool:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 
 from pytest_cudagraph import inputs, pytree, state
-from pytest_cudagraph.audit.findings import is_explained, refused_in
+from pytest_cudagraph.audit.findings import ends_audit, is_explained, refused_in
 from pytest_cudagraph.audit.probe_call import Held, ProbeCall
 from pytest_cudagraph.audit.python_watch import PythonWatch
 from pytest_cudagraph.audit.rule_checks import OwnRules
@@ -87,8 +87,8 @@ class _ProbeRuns:
     held: Held
 
     def run_all(self, example: Example, another: Example | None) -> None:
-        if self._waits_for_others():
-            self.seen.refused = refused_in(self.seen.first, None)
+        self.seen.refused = refused_in(self.seen.first, None)
+        if ends_audit(self.seen):
             return
         self._again(example)
         judge = self.probe.judge
@@ -104,10 +104,6 @@ class _ProbeRuns:
         if another is not None:  # last, because it may make a cache for its size
             elsewhere["another batch size"] = self._at_another_size(another)
         self.seen.elsewhere = {where: found for where, found in elsewhere.items() if found is not None}
-
-    def _waits_for_others(self) -> bool:
-        """Whether the call waits for other processes. They may have ended: make no further call."""
-        return any(op.refused is not None and op.refused.id == "collective" for op in self.seen.first.operations)
 
     def _again(self, example: Example) -> None:
         """Call twice on the same inputs and seed, and more often if the calls differ. The host's state runs on."""

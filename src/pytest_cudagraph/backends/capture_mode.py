@@ -12,7 +12,8 @@ from typing import Any, NamedTuple, TypeVar, cast
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 
-from pytest_cudagraph.hazards import CAPTURE_UNSUPPORTED, RNG_STATE_TEXT, UNPINNED_COPY_TEXT
+from pytest_cudagraph.backends.buffers import BufferedGraph
+from pytest_cudagraph.hazards import CAPTURE_UNSUPPORTED, NESTED_REPLAY_TEXT, RNG_STATE_TEXT, UNPINNED_COPY_TEXT
 from pytest_cudagraph.sources import user_frame
 from pytest_cudagraph.sources.device_arguments import asked_device
 from pytest_cudagraph.sources.syntax import is_host, names_host
@@ -102,6 +103,9 @@ def refused_calls() -> Iterator[RefusedCall]:
         is_host = module is not torch.cuda
         for name in (*_SEEDS, *_STATES, *(() if is_host else ("manual_seed_all", "seed_all"))):
             yield RefusedCall(module, label, name, "rng", RNG_STATE_TEXT, is_host and name in _STATES)
+    graphs: tuple[type, ...] = (torch.cuda.CUDAGraph, *BufferedGraph.__subclasses__())
+    for graph in graphs:
+        yield RefusedCall(graph, graph.__name__, "replay", "nested-graph", NESTED_REPLAY_TEXT)
     yield RefusedCall(torch.cuda, "torch.cuda", "synchronize")
     if hasattr(torch, "accelerator"):
         yield RefusedCall(torch.accelerator, "torch.accelerator", "synchronize")

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from pytest_cudagraph import pytree
+
 _LEAVES = (type, ModuleType, torch.Tensor, str, bytes, int, float, complex, bool, type(None))
 
 
@@ -61,12 +63,8 @@ def states_kept(generators: Iterable[torch.Generator]) -> Iterator[None]:
 
 
 def _held_by(value: Any) -> Iterable[Any]:
-    if isinstance(value, dict):
-        return list(dict.values(value))
-    kinds: tuple[Any, ...] = (list, tuple, set, frozenset)
-    for kind in kinds:
-        if isinstance(value, kind):
-            return list(kind.__iter__(value))  # a class may forbid to count its entries
+    if isinstance(value, dict | list | tuple | set | frozenset):
+        return [entry for _, entry in pytree.entries_of(value)]
     if isinstance(value, functools.partial):
         return [value.func, *value.args, *value.keywords.values()]
     if isinstance(value, MethodType):

@@ -32,6 +32,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from pytest_cudagraph import pytree
 from pytest_cudagraph.backends.capture_mode import replaced
 from pytest_cudagraph.sources import origin_of
 from pytest_cudagraph.state.frames import attributes_of, slots_of
@@ -223,9 +224,10 @@ def _of_container(value: Any, name: str, write: Write | None) -> Iterator[Child]
     if is_array and not (value.flags.writeable and value.dtype.kind in "iuf"):
         return
     held = value.reshape(-1) if is_array else value
-    if len(held) > _MOST_ENTRIES:
+    entries = list(enumerate(held)) if is_array or isinstance(held, array.array) else pytree.entries_of(held)
+    if len(entries) > _MOST_ENTRIES:
         return
-    for key, entry in list(held.items() if isinstance(held, dict) else enumerate(held)):
+    for key, entry in entries:
         if isinstance(value, tuple):
             step = f".{value._fields[key]}" if hasattr(value, "_fields") else f"[{key}]"
             yield f"{name}{step}", entry, write and functools.partial(_write_entry, value, key, write)

@@ -9,6 +9,7 @@ from pytest_cudagraph.hazards.catalogue import (
     CATALOGUE,
     FOREIGN_GENERATOR_TEXT,
     HIDDEN_WRITE_TEXT,
+    NESTED_REPLAY_TEXT,
     RNG_STATE_TEXT,
     UNPINNED_COPY_TEXT,
     CudaError,

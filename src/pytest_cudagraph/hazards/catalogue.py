@@ -1,4 +1,4 @@
-"""The fifteen hazards by their stable ids, and the error texts of CUDA and PyTorch for a refused capture."""
+"""The sixteen hazards by their stable ids, and the error texts of CUDA and PyTorch for a refused capture."""
 
 from __future__ import annotations
 
@@ -77,6 +77,8 @@ UNPINNED_COPY_TEXT = (
 )
 FOREIGN_GENERATOR_TEXT = "Attempt to increase offset for a CUDA generator not in capture mode"
 RNG_STATE_TEXT = "Cannot call CUDAGeneratorImpl::current_seed during CUDA graph capture"
+
+NESTED_REPLAY_TEXT = "Cannot prepare for replay during capturing stage"
 
 HIDDEN_WRITE_TEXT = "{name} changed, and no torch operation wrote it"
 """What NumPy, DLPack, ctypes or C code write through an address is in no graph."""
@@ -165,6 +167,12 @@ _ENTRIES = (
         loud=False,
         what="the call waits for other processes, which need not make as many calls as this test",
         fix="test one rank alone: with world_size=1 each collective is an operation of the graph",
+    ),
+    Hazard(
+        id="nested-graph",
+        loud=False,
+        what="the call replays a graph of its own, so that a test would compare graphs and not eager",
+        fix="test the model itself, and replay graphs outside of it",
     ),
     Hazard(
         id="unknown-op",

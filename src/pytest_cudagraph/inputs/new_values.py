@@ -74,13 +74,13 @@ def _floats(old: torch.Tensor, dtype: torch.dtype, generator: torch.Generator, l
 
 
 def _permuted(old: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    return old.flatten()[torch.randperm(old.numel(), generator=generator)].view(old.shape)
+    return old.flatten()[torch.randperm(old.numel(), generator=generator, device="cpu")].view(old.shape)
 
 
 def _drawn(
     old: torch.Tensor, usable: torch.Tensor, dtype: torch.dtype, generator: torch.Generator, like: Like
 ) -> torch.Tensor:
-    normal = torch.randn(old.shape, generator=generator, dtype=torch.float64)
+    normal = torch.randn(old.shape, generator=generator, dtype=torch.float64, device="cpu")
     low, high = usable.min().item(), usable.max().item()
     mean, spread = usable.mean().item(), usable.std(correction=0).item()
     if low == high:
@@ -112,7 +112,7 @@ def _integers(old: torch.Tensor, generator: torch.Generator, like: Like) -> torc
     if like == "permuted":
         return _permuted(old, generator)
     above = min(high + 1, torch.iinfo(torch.int64).max)
-    return torch.randint(low, above, old.shape, generator=generator, dtype=torch.int64)
+    return torch.randint(low, above, old.shape, generator=generator, dtype=torch.int64, device="cpu")
 
 
 def is_ascending(old: torch.Tensor) -> bool:

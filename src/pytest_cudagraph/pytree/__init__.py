@@ -1,5 +1,6 @@
 """Flatten nested inputs and outputs to lists of leaves, and rebuild them."""
 
+from pytest_cudagraph.pytree.containers import entries_of
 from pytest_cudagraph.pytree.leaf_reader import LeafReader
 from pytest_cudagraph.pytree.leaves import (
     LEAF,

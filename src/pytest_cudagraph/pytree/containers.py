@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import OrderedDict, UserDict, defaultdict
+from collections import OrderedDict, UserDict, defaultdict, deque
 from collections.abc import Callable, Sequence
 from enum import Enum
 from functools import lru_cache
@@ -196,3 +196,15 @@ _EXACT: dict[type, Node] = {
     list: Node(_split_sequence, lambda _, __, children: children, _positions),
     dict: Node(_split_dict, _join_dict, lambda context, _: [f"[{key!r}]" for key in context[0]]),
 }
+
+
+def entries_of(value: Any) -> list[tuple[Any, Any]]:
+    """The keys and entries of a dict, list, tuple, deque or set, without the code of its class.
+
+    A class may forbid to count its entries.
+    """
+    if isinstance(value, dict):
+        return [(key, dict.__getitem__(value, key)) for key in dict.keys(value)]
+    kinds: tuple[Any, ...] = (list, tuple, deque, set, frozenset)
+    kind = next(kind for kind in kinds if isinstance(value, kind))
+    return list(enumerate(kind.__iter__(value)))

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from pytest_cudagraph import pytree
 from pytest_cudagraph.state.frames import (
     CellFrame,
     DequeFrame,
@@ -151,7 +152,7 @@ class _Walk:
             self._object(value, name, depth)
 
     def _collection(self, value: Any, name: str, depth: int) -> None:
-        entries = _entries_of(value)
+        entries = pytree.entries_of(value)
         if not isinstance(value, tuple):
             self.view.lengths[name] = len(entries)
         if len(entries) > _MAX_ENTRIES:
@@ -196,14 +197,6 @@ class _Walk:
     def _members(self, members: Iterable[tuple[str, Any]], name: str, depth: int) -> None:
         for key, value in members:
             self.visit(value, _dotted(name, key), depth)
-
-
-def _entries_of(value: Any) -> list[tuple[Any, Any]]:
-    """The entries of a dict, list, tuple or deque, without the code of its class, which may forbid to count them."""
-    if isinstance(value, dict):
-        return [(key, dict.__getitem__(value, key)) for key in dict.keys(value)]
-    kind: Any = next(kind for kind in (list, tuple, deque) if isinstance(value, kind))
-    return list(enumerate(kind.__iter__(value)))
 
 
 def _dotted(name: str, key: Any) -> str:

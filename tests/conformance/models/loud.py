@@ -16,6 +16,9 @@ from torch.distributed import _functional_collectives as functional_collectives
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.checkpoint import checkpoint
 
+from pytest_cudagraph import GraphRunner
+from pytest_cudagraph.backends import open_backend
+
 host_sync = {"audit": "host-sync", "capture": "host-sync"}
 dynamic_shape = {"audit": "dynamic-shape", "capture": "dynamic-shape"}
 host_data = {"audit": "host-data", "capture": "host-data"}
@@ -497,6 +500,31 @@ class FunctionalSumOverRanks(Base):
     def forward(self, x):
         y = functional_collectives.all_reduce(self.linear(x), "sum", dist.group.WORLD)  # HERE
         return y * 2
+
+
+@hazard(23, audit="nested-graph")
+class RunnerInside(Base):
+    """A runner gives a capture the operations of its model. Called eagerly it replays."""
+
+    def __init__(self):
+        super().__init__()
+        x = torch.randn(4, 4)
+        self.runner = GraphRunner(nn.Linear(4, 4).eval(), x, batch_sizes=(2, 4), device=x.device.type)
+
+    def forward(self, x):
+        return self.runner(x) * 2  # HERE
+
+
+@hazard(23, audit="nested-graph", capture="nested-graph")
+class GraphInside(Base):
+    def __init__(self):
+        super().__init__()
+        x = torch.randn(2, 4)
+        self.pool = open_backend(x.device.type).pool()
+        self.graph = self.pool.capture(self.linear, (x,), {}, batch_size=2)
+
+    def forward(self, x):
+        return self.graph(x[:2]) * 2  # HERE
 
 
 @hazard(32, **host_data)

@@ -224,6 +224,7 @@ def _refusing(run: Callable[..., Any], here: int) -> Callable[..., Any]:
             return run(self, *args, **kwargs)
         raise CaptureRefusal(
             "compiled code inside the call runs CUDA graphs of its own",
+            hazard="nested-graph",
             site=user_site(),
             fix='compile without them: use the default mode or mode="max-autotune-no-cudagraphs", '
             "and turn torch._inductor.config.triton.cudagraphs off",

@@ -78,7 +78,6 @@ _UNSUPPORTED_FIX = (
     "if this line waits for the device, keep its value on the device or take it out of the call; "
     f"if it works on another stream, {_OTHER_STREAM_FIX}"
 )
-_NESTED_FIX = "capture the whole call, or replay the inner graph outside of it: a graph holds no launch of another one"
 _EMPTY_FIX = "give the fixture a callable that computes on its inputs with torch"
 _PACKAGE_FIX = (
     "load the package with torch._inductor.aoti_load_package(path, run_single_threaded=True); "
@@ -103,7 +102,7 @@ _INVALIDATED_ASSERTION = "info.status != cudaStreamCaptureStatusInvalidated"
 # The first text found decides. The texts are from torch's sources and NVIDIA's list of errors.
 _TEXTS = (
     _Known(_UNPINNED_COPY, "host-data"),
-    _Known("Cannot prepare for replay during capturing stage", _OTHER, _NESTED_FIX),
+    _Known(hazards.NESTED_REPLAY_TEXT, "nested-graph"),
     _Known("generator not in capture mode", "rng"),
     _Known("CUDAGeneratorImpl", "rng"),
     _Known("Offset increment outside graph capture", "rng"),
