@@ -7,7 +7,8 @@ Two figures on the CPU twin, one thread:
   call of the model, with their arguments, results thrown away. Both alternate in random order in blocks of a
   millisecond; the figure is the ratio of the lower quartiles; limit 1.1.
 
-Exits 1 when a limit is broken.
+Exits 1 when a limit is broken. With ``--calls`` it prints what each stage of a rehearsal at four batch sizes takes, in
+eager calls of the mean size, of a small and of a large model.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +54,62 @@ def settings_for(folder: Path) -> Settings:
         "json": str(folder / "run.json"),
     }
     return Settings(**{**defaults, **asked}, rootdir=folder)
+
+
+class WideEncoder(nn.Module):
+    """Two layers of a transformer on 256 tokens: calls of tens of milliseconds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.TransformerEncoderLayer(768, 12, batch_first=True) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+MODELS = {
+    "mlp": (make_mlp, lambda: torch.randn(1, 64)),
+    "encoder": (lambda: WideEncoder().eval(), lambda: torch.randn(1, 256, 768)),
+}
+
+
+def calls_per_stage(folder: Path, name: str) -> dict[str, float]:
+    """The time of each stage of a rehearsal at 1, 2, 4 and 8, divided by the time of one eager call at each size."""
+    make, example = MODELS[name]
+    model, x = make(), example()
+    settings = replace(settings_for(folder), device="auto")
+    case = make_case(f"test_{name}.py::test_{name}", CallSettings(), MarkSettings(), settings)
+    device_context = replace(
+        pipeline.open_device_context("cpu", settings), why_not_judged="rehearsal: the benchmark counts calls"
+    )
+    call = ModelCall(model=model, args=(x,))
+    with pipeline.ModelRun(
+        case=case,
+        device_context=device_context,
+        model=pipeline.prepare_model(call, case, device_context.backend),
+        cache_folder=lambda: folder,
+        compile_timeout_s=60,
+        progress=lambda line: None,
+    ) as run:
+        spent = {stage.__name__: _seconds(partial(run.run, stage)) for stage in _stages(run)}
+    with torch.inference_mode():
+        batches = [torch.cat([x] * size) for size in case.batch_sizes]
+        for batch in batches:
+            model(batch)
+        eager_s = sum(min(_seconds(partial(model, batch)) for _ in range(5)) for batch in batches) / len(batches)
+    return {stage: seconds / eager_s for stage, seconds in spent.items()} | {"eager_ms": 1000 * eager_s}
+
+
+def _stages(run: pipeline.ModelRun) -> list[Callable[[], None]]:
+    return [run.run_eager, run.audit, run.compile, run.capture, run.check, run.measure]
+
+
+def _seconds(call: Callable[[], Any]) -> float:
+    begin = time.perf_counter()
+    call()
+    return time.perf_counter() - begin
 
 
 def story_s(folder: Path) -> float:
@@ -123,12 +182,25 @@ def _block_ns(call: Callable[[], Any], calls: int = 50) -> float:
     return (time.perf_counter_ns() - begin) / calls
 
 
+def _print_calls() -> int:
+    for name in MODELS:
+        with tempfile.TemporaryDirectory() as folder:
+            worth = calls_per_stage(Path(folder), name)
+        eager_ms = worth.pop("eager_ms")
+        stages = ", ".join(f"{stage} {calls:.0f}" for stage, calls in worth.items())
+        print(f"{name}, mean eager call {eager_ms:.3f} ms: {sum(worth.values()):.0f} eager calls' worth ({stages})")
+    return 0
+
+
 def main() -> int:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--runs", type=int, default=7)
     arguments.add_argument("--blocks", type=int, default=400)
+    arguments.add_argument("--calls", action="store_true", help="only print the eager calls' worth of each stage")
     asked = arguments.parse_args()
     torch.set_num_threads(1)
+    if asked.calls:
+        return _print_calls()
     with tempfile.TemporaryDirectory() as folder:
         seconds = [story_s(Path(folder)) for _ in range(asked.runs)]
     median_s = statistics.median(seconds)
