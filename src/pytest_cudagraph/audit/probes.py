@@ -19,6 +19,7 @@ from pytest_cudagraph.audit.trace import Generators, ProbeResults, Trace, differ
 from pytest_cudagraph.backends.capture_mode import claims_capture, replaced, storage_key
 from pytest_cudagraph.backends.device_asserts import TrapGuard
 from pytest_cudagraph.errors import first_line
+from pytest_cudagraph.hazards import RawFinding
 from pytest_cudagraph.inputs import Example
 from pytest_cudagraph.inputs.new_values import Like
 from pytest_cudagraph.protocols import Backend, Model
@@ -159,6 +160,13 @@ class _ProbeRuns:
             found = self._anew(what, lambda: self._guarded(lambda: self.probe.record(other, self.held)))
             if found is not None:
                 self.seen.others[name] = found
+                self._keep_if_unrepeated(name, found)
+
+    def _keep_if_unrepeated(self, name: str, repeated: Trace) -> None:
+        """Warn if only the first of two equal calls differed: a call of some number does, and the repetition hides it."""
+        if not differences(self.seen.first, repeated):
+            text = f"a call on {name} inputs did something else, and its repetition did not"
+            self.seen.warnings = (*self.seen.warnings, RawFinding(id="control-flow", level="warning", text=text))
 
     def _guarded(self, run: Callable[[], _T]) -> _T:
         """Run on inputs that the user did not give. On a GPU, raise before an operation that would end its work."""

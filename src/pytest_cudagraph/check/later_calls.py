@@ -33,9 +33,6 @@ _DISTANCES = (10, 100, 1_000, 10_000, 100_000)
 """In calls. They pass every limit on the way; single calls are found by the numbers in the source."""
 
 _SLOW_DISTANCES = (1_000, 100_000)
-_SLOW_S = 0.05
-"""Where a call takes longer, few are made."""
-
 _MOST_DISTANCES = 24
 _CALLS_EACH = 2
 """A number may be read before or after the call counts it."""
@@ -63,7 +60,6 @@ class _LaterCalls:
     """Eager calls whose Python values ran on."""
     seen: list[Places] = field(default_factory=list)
     """The places after the first three of these calls."""
-    call_s: float = 0.0
     call: Callable[[], CallResult] = field(init=False)
     why_stopped: str = ""
 
@@ -95,7 +91,6 @@ class _LaterCalls:
 
     def _next(self, around: AbstractContextManager[None] | None = None) -> Disagreement | None:
         """One more call. The user's model may raise, because its own limit is reached."""
-        begin_s = time.perf_counter()
         try:
             with around or nullcontext():
                 result = self.call()
@@ -103,7 +98,7 @@ class _LaterCalls:
             self.why_stopped = f"call {self.calls + 1} raised {first_line(error)}"
             self.check.leave_unjudged(f"later calls: with live Python values, {self.why_stopped}")
             return None
-        self.calls, self.call_s = self.calls + 1, time.perf_counter() - begin_s
+        self.calls += 1
         found = self._difference(result)
         return None if found is None else self._as_later(found, f"call {self.calls} of equal ones", self._moved())
 
@@ -158,7 +153,7 @@ class _LaterCalls:
             for constant in self._constants(name):
                 multiple = (math.floor(value / constant) + 1) * constant
                 wanted |= {math.ceil((target - value) / step) - 1 for target in (constant, constant + 1, multiple)}
-        if self.call_s > _SLOW_S:
+        if self.check.is_slow:
             return list(_SLOW_DISTANCES)
         near = sorted(distance for distance in wanted if SOAK_CALLS // 2 < distance < 10**7)
         return [*_DISTANCES, *near[: _MOST_DISTANCES - len(_DISTANCES)]]
@@ -188,7 +183,7 @@ class _LaterCalls:
         return ", ".join([*files, *unset])
 
     def _as_later(self, found: Disagreement, when: str, moved: Mapping[str, tuple[Any, Any]]) -> Disagreement:
-        values = [f"{name}: {_short(old)} -> {_short(new)}" for name, (old, new) in moved.items()]
+        values = [f"{name}: {_short(old)} -> {_short(new)}" for name, (old, new) in moved.items() if _is_shown(old)]
         return replace(
             found,
             message=f"eager computes something else in {when}, replay repeats the capture",
@@ -204,6 +199,11 @@ class _LaterCalls:
 
 def _differ(old: Any, new: Any) -> bool:
     return type(old) is not type(new) or bool(old != new and (old == old or new == new))
+
+
+def _is_shown(value: Any) -> bool:
+    """Numbers. The environment holds secrets."""
+    return isinstance(value, numbers.Number)
 
 
 def _short(value: Any) -> str:

@@ -21,6 +21,7 @@ from pytest_cudagraph.check.later_calls import check_later_calls
 from pytest_cudagraph.inputs import Example, row_dims
 from pytest_cudagraph.protocols import Backend, CapturedGraph, Model
 from pytest_cudagraph.state import NO_CONSTANTS, Constants, SizeStates
+from pytest_cudagraph.units import seconds_text, to_ns
 from pytest_cudagraph.values import Agreement, Disagreement
 
 # In the second round every graph finds its buffers as the other graphs left them.
@@ -108,9 +109,16 @@ def _run(checks: Mapping[int, BatchCheck], generator: random.Random, progress: C
             progress(f"check batch {size}")
             checks[size].trial(seeds.setdefault(size, generator.getrandbits(31)) + number)
             checks[size].check_constants()
+    left = _time_left(checks)
     for size in shuffled():
-        progress(f"check batch {size}: adversarial inputs, changed parameters")
-        check_adversarial_inputs(checks[size])
+        progress(f"check batch {size}: adversarial inputs, changed parameters{left}")
+        if size > sizes[0] and checks[size].is_slow:
+            checks[size].note(
+                f"calls take {seconds_text(to_ns(checks[size].eager_s))}: zeros, large values, other rows and NaN were "
+                f"tried at batch {sizes[0]} only, and eager ran once on the second inputs"
+            )
+        else:
+            check_adversarial_inputs(checks[size])
         check_weight_update(checks[size])
         checks[size].check_constants()
         check_first_call(checks[size])
@@ -122,6 +130,16 @@ def _run(checks: Mapping[int, BatchCheck], generator: random.Random, progress: C
     # Python does not depend on the batch size.
     progress(f"check batch {sizes[0]}: later calls")
     check_later_calls(checks[sizes[0]])
+
+
+_CALLS_LEFT = 5
+"""At each size, after the trials of new inputs: changed parameters, other rows, earlier calls."""
+
+
+def _time_left(checks: Mapping[int, BatchCheck]) -> str:
+    """How long slow models still take. Empty for others."""
+    slow_s = sum(_CALLS_LEFT * check.eager_s for check in checks.values() if check.is_slow)
+    return f", some {seconds_text(to_ns(slow_s))} left" if slow_s else ""
 
 
 def _neighbour(examples: Mapping[int, Example], batch_size: int) -> Example | None:

@@ -160,7 +160,7 @@ def time_arms(
             arms,
             clock=device_context.clock,
             rule=_rule(budget, device_context),
-            bounds=measure.Bounds.of_budget(budget.budget_ns),
+            bounds=_bounds(budget, device_context),
             seed=budget.seed,
             synchronize=backend.synchronize,
             prepare=prepare,
@@ -193,6 +193,17 @@ def _arms(request: TimingRequest, model: PreparedModel, arguments: CallArguments
         eager, compiled = compiled, None
     bound = arguments.bound
     return measure.Arms(eager=bound(eager), replay=bound(graph), compiled=None if compiled is None else bound(compiled))
+
+
+_UNJUDGED_NS = 0.5 * NS_PER_S
+"""Where speed is not judged, its figures are worth no more time. Slow calls are then timed in the warm-up only."""
+
+
+def _bounds(budget: ArmsBudget, device_context: DeviceContext) -> measure.Bounds:
+    if not device_context.why_not_judged:
+        return measure.Bounds.of_budget(budget.budget_ns)
+    bound_ns = min(budget.budget_ns, _UNJUDGED_NS)
+    return measure.Bounds(first_ns=bound_ns, extended_ns=bound_ns)
 
 
 def _rule(budget: ArmsBudget, device_context: DeviceContext) -> StoppingRule:

@@ -7,6 +7,7 @@ import time
 from datetime import date
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from tests.unit.audit.test_audit import audited
 from torch import nn
@@ -126,3 +127,16 @@ def test_a_profiler_keeps_its_hook_and_nothing_else_does(tmp_path):
         sys.setprofile(None)
     assert len(audited(model).findings) == 1
     assert sys.getprofile() is None
+
+
+def test_a_call_that_differs_once_is_told_although_its_repetition_does_not():
+    class SixthCall(nn.Module):
+        n = np.zeros(1)  # is restored by no snapshot
+
+        def forward(self, x):
+            self.n += 1
+            return x * 2.0 if self.n[0] == 6 else x + 1
+
+    warned = [found for found in audited(SixthCall()).findings if found.level == "warning"]
+    assert [found.id for found in warned] == ["control-flow"]
+    assert "its repetition did not" in warned[0].evidence

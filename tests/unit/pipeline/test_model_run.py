@@ -104,6 +104,19 @@ class WatchedBackend(CpuBackend):
         return pool
 
 
+@pytest.mark.parametrize(("why", "seconds"), [("", 1.0), ("rehearsal", 0.5)])
+def test_a_speed_that_is_not_judged_is_measured_for_half_a_second(why, seconds):
+    limits_ns = []
+
+    def measure(arms, *, bounds, **options):
+        limits_ns.append(bounds.extended_ns)
+        return measure_once(arms, **options)
+
+    with run_of(Mlp().eval(), context_of(measure=measure, why_not_judged=why)) as run:
+        pipeline.run_stages(run)
+    assert limits_ns == [seconds * 1e9] * 2
+
+
 def test_a_good_model_passes_every_stage():
     with run_of(Mlp().eval()) as run:
         report = pipeline.run_stages(run)
