@@ -163,7 +163,7 @@ class _ProbeRuns:
                 self._keep_if_unrepeated(name, found)
 
     def _keep_if_unrepeated(self, name: str, repeated: Trace) -> None:
-        """Warn if only the first of two equal calls differed: a call of some number does, and the repetition hides it."""
+        """Warn if only the first of two equal calls differed: a call of some number does, the repetition does not."""
         if not differences(self.seen.first, repeated):
             text = f"a call on {name} inputs did something else, and its repetition did not"
             self.seen.warnings = (*self.seen.warnings, RawFinding(id="control-flow", level="warning", text=text))

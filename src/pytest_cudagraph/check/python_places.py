@@ -43,6 +43,8 @@ _MOST_ENTRIES = 64
 
 _CACHED = type(functools.lru_cache(len))
 
+_PLAIN = (numbers.Number, str, bytes, torch.Tensor, type(None))
+
 Write = Callable[[Any], object]
 Child = tuple[str, Any, Write | None]
 
@@ -103,14 +105,16 @@ def places_of(roots: Iterable[Any], ran: RanCode) -> dict[str, Place]:
     places |= {f"os.environ[{key!r}]": Place(text, None) for key, text in os.environ.items()}
     while waiting and len(seen) < _MOST_OBJECTS:
         name, value, write = waiting.popleft()
-        place = _place(value, write)
-        if place is not None:
-            places.setdefault(name if isinstance(value, numbers.Number) else f"{name} ({type(value).__name__})", place)
-        if isinstance(value, numbers.Number | str | bytes | torch.Tensor | None) or id(value) in seen:
-            continue
-        if not isinstance(value, tuple):
-            seen[id(value)] = value
-        waiting.extend(_children(value, name, write, ran))
+        with suppress(Exception):  # a class of the user's may raise wherever it is asked
+            place = _place(value, write)
+            if place is not None:
+                kind = "" if isinstance(value, numbers.Number) else f" ({type(value).__name__})"
+                places.setdefault(f"{name}{kind}", place)
+            if isinstance(value, _PLAIN) or id(value) in seen:
+                continue
+            if not isinstance(value, tuple):
+                seen[id(value)] = value
+            waiting.extend(_children(value, name, write, ran))
     return places
 
 

@@ -94,7 +94,7 @@ OPTIONS: tuple[Option, ...] = (
         default=10.0,
         parse=seconds,
         metavar="S",
-        help="maximum seconds of measurement per batch size",
+        help="maximum seconds of measurement per batch size, 0.5 where speed is not judged",
     ),
     Option(
         flag="--cudagraph-compile-timeout",
