@@ -21,16 +21,16 @@ LONG_FUNCTION, LONG_MODULE, SHORT_MODULE, LONG_TEST_FILE = 40, 300, 60, 500
 SHOWN = 5
 
 LIMITS = {
-    "lines of src": 39_000,
-    "modules of src": 275,
-    "lines of the core": 28_500,
-    "modules of the core": 200,
-    "lines of tests": 43_500,
+    "lines of src": 41_000,
+    "modules of src": 285,
+    "lines of the core": 30_000,
+    "modules of the core": 205,
+    "lines of tests": 46_500,
     "circles of imports": 4,
     "class names twice": 0,
     "public names": 81,
-    f"functions over {LONG_FUNCTION} lines": 2,
-    f"modules over {LONG_MODULE} lines": 2,
+    f"functions over {LONG_FUNCTION} lines": 6,
+    f"modules over {LONG_MODULE} lines": 8,
     f"modules below {SHORT_MODULE} lines": 20,
     f"test files over {LONG_TEST_FILE} lines": 14,
 }

@@ -23,7 +23,6 @@
     ├── CompileTimeout                    inside compile: time limit exceeded, becomes CompileFailed
     └── CaptureRefusal                    inside backends: the reason of a refused capture, becomes CaptureFailed
     InconclusiveWarning (UserWarning)     the time budget ended before a decision
-    FineGateWarning (UserWarning)         a gate finer than the noise of the machine
 
 The module name of public classes is ``pytest_cudagraph``, so a traceback shows the name that a user imports.
 """
@@ -151,10 +150,6 @@ class InconclusiveWarning(UserWarning):
     """The time budget ended before the evidence decided between pass and fail."""
 
 
-class FineGateWarning(UserWarning):
-    """A gate of a test is finer than the noise of this machine."""
-
-
 def first_line(exc: BaseException) -> str:
     """Name and first line of the exception inside PyTorch's wrappers: ``RuntimeError: no compiler found``."""
     inner = exc
@@ -173,6 +168,6 @@ for _public in (
     SpeedupTooLow, SlowerThanBaseline, SlowerThanBase, TooManyKernels, ExpectationMissed,
 
     NotProven,
-    InconclusiveWarning, FineGateWarning,
+    InconclusiveWarning,
 ):  # fmt: skip
     _public.__module__ = "pytest_cudagraph"

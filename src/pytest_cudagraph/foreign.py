@@ -11,9 +11,18 @@ _SHOWN.maxlist = _SHOWN.maxtuple = _SHOWN.maxdict = _SHOWN.maxset = _SHOWN.maxfr
 _SHOWN.maxstring = _SHOWN.maxother = _SHOWN.maxlong = 200
 
 
+_COMMAND = re.compile(r"(?<=^:)(?=:)|(?<=##)(?=\[)")
+"""Where a space ends what GitHub's runner would take for a command: ``::`` at the start of a line, ``##[`` anywhere."""
+
+
 def printable(text: str) -> str:
-    """One line of text. Line breaks, terminal escapes and what UTF-8 cannot hold become a question mark."""
-    return text if text.isprintable() else "".join(each if each.isprintable() else "?" for each in text)
+    """One line of text. Line breaks, terminal escapes and what UTF-8 cannot hold become a question mark.
+
+    A text that GitHub's runner would obey as a command of its log gets a space into it.
+    """
+    shown = text if text.isprintable() else "".join(letter if letter.isprintable() else "?" for letter in text)
+    begin = len(shown) - len(shown.lstrip())
+    return shown[:begin] + _COMMAND.sub(" ", shown[begin:]) if "::" in shown or "##[" in shown else shown
 
 
 def printable_lines(text: str) -> str:

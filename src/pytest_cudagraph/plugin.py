@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_cudagraph import hook_specs
-from pytest_cudagraph.settings.registered import MARK_HELPS, add_options, concerns_plugin, is_any_set
+from pytest_cudagraph.settings.registered import MARK_HELPS, add_options, added_marks, concerns_plugin, is_any_set
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -40,8 +40,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    added = config.hook.pytest_cudagraph_marks(config=config)
-    for text in (*MARK_HELPS, *(mark.help for marks in added for mark in marks)):
+    for text in (*MARK_HELPS, *(mark.help for mark in added_marks(config))):
         config.addinivalue_line("markers", text)
     if is_any_set(config):
         _session_hooks(config)

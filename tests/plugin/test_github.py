@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 
 import pytest
@@ -81,10 +82,11 @@ def test_off_or_elsewhere_nothing_is_written(project, step_summary, monkeypatch,
     assert step_summary.read_text(encoding="utf-8") == "earlier\n"
 
 
-@pytest.mark.parametrize("path", ["missing/folder/file.md", ".", "full.md"])
+@pytest.mark.parametrize("path", ["missing/folder/file.md", ".", "full.md", "pipe"])
 def test_a_step_summary_that_cannot_be_written_is_one_warning_and_no_failure(project, step_summary, monkeypatch, path):
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", path)
     (project.path / "full.md").write_bytes(b"x" * (1 << 20))
+    os.mkfifo(project.path / "pipe")
     project.write(host=f"with pytest.raises(AssertionError):\n    {FAILING['host_read']}")
     result = project.measure()
     assert result.ret == pytest.ExitCode.OK

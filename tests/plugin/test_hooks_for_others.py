@@ -59,17 +59,106 @@ def test_a_plugin_sees_reports_adds_columns_and_judges_its_own_operators(project
     )
 
 
-def test_a_hook_that_raises_fails_the_run_in_one_line_and_the_table_is_shown(project):
-    project.pytester.makeconftest("def pytest_cudagraph_report(config, report): raise KeyError('no such owner')")
+RAISES = {
+    "KeyError('no such owner')": "KeyError: 'no such owner'",
+    "pytest.fail('not here')": "Failed: not here",
+    "pytest.skip('not now')": "Skipped: not now",
+    "sys.exit('enough')": "SystemExit: enough",
+}
+
+
+@pytest.mark.parametrize("hook", ["report", "terminal_columns"])
+@pytest.mark.parametrize("raised", RAISES)
+def test_a_hook_that_raises_fails_the_run_in_one_line_and_loses_nothing(project, hook, raised):
+    code = f"raise {raised}" if "Error" in raised else raised
+    project.pytester.makeconftest(f"import pytest, sys\n\ndef pytest_cudagraph_{hook}(config): {code}")
     project.write(plain="cudagraph(Mlp().eval(), torch.randn(1, 16))")
-    result = project.measure()
+    result = project.measure("--cudagraph-json=run.json", "--junitxml=junit.xml", "--cudagraph-update")
     assert result.ret == 1
     result.stdout.fnmatch_lines(
         [
             "test_user.py::test_plain * passed",
-            "a hook pytest_cudagraph_* of another plugin raised KeyError: 'no such owner'",
+            f"the hook pytest_cudagraph_{hook} of another plugin raised {RAISES[raised]}",
+            "*1 passed in *",
         ]
     )
+    assert len(json.loads((project.path / "run.json").read_text(encoding="utf-8"))["tests"]) == 1
+    assert "test_plain" in (project.path / "junit.xml").read_text(encoding="utf-8")
+    assert project.baseline.is_file()
+
+
+@pytest.mark.parametrize(
+    ("returned", "told"),
+    [("[None]", "found None"), ("'abc'", "found 'a'"), ("3", "raised TypeError: 'int' object is not iterable")],
+)
+def test_what_is_no_column_is_told_and_the_table_is_shown(project, returned, told):
+    project.pytester.makeconftest(f"def pytest_cudagraph_terminal_columns(): return {returned}")
+    project.write(plain="cudagraph(Mlp().eval(), torch.randn(1, 16))")
+    result = project.measure()
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(
+        ["test_user.py::test_plain * passed", f"the hook pytest_cudagraph_terminal_columns *{told}"]
+    )
+
+
+def test_a_column_shows_what_its_cell_raises_and_a_title_of_any_type(project):
+    project.pytester.makeconftest(
+        """
+        import pytest
+        from pytest_cudagraph import ReportColumn
+
+        def pytest_cudagraph_terminal_columns():
+            return [ReportColumn(title=3, cell=lambda report, batch: pytest.fail("no cell"))]
+        """
+    )
+    project.write(plain="cudagraph(Mlp().eval(), torch.randn(1, 16))")
+    result = project.measure()
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(["test * 3 * verdict", "test_user.py::test_plain * <Failed> *"])
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "def pytest_cudagraph_backends(config): pytest.fail('no driver')",
+        "def pytest_cudagraph_backends(config): return {'toy': lambda: pytest.fail('no driver')}",
+        "def pytest_cudagraph_marks(config): pytest.fail('no driver')",
+    ],
+    ids=["the hook", "its backend", "marks"],
+)
+def test_what_raises_before_the_first_test_is_one_usage_error(project, code):
+    project.pytester.makeconftest(f"import pytest\n\n{code}")
+    project.write(plain="cudagraph(Mlp().eval(), torch.randn(1, 16))")
+    result = project.run("--cudagraph", "--cudagraph-device=toy")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*the hook pytest_cudagraph_* of another plugin raised Failed: no driver"])
+
+
+def test_a_rule_that_cannot_be_asked_for_fails_the_test_in_one_line(project):
+    project.pytester.makeconftest("import pytest\n\ndef pytest_cudagraph_audit_rules(): pytest.skip('no rules')")
+    project.write(plain="cudagraph(Mlp().eval(), torch.randn(1, 16))")
+    result = project.measure()
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["E*the hook pytest_cudagraph_audit_rules of another plugin raised Skipped: no rules"])
+
+
+def test_an_error_of_the_summary_itself_loses_neither_junit_nor_the_failures(project):
+    project.pytester.makeconftest(
+        """
+        import pytest
+        from pytest_cudagraph import summary
+
+        patch = pytest.MonkeyPatch()
+        patch.setattr(summary, "end_run", lambda *arguments, **more: 10**400 * 1.0)
+        pytest_unconfigure = patch.undo
+        """
+    )
+    project.write(plain="cudagraph(Mlp().eval(), torch.randn(1, 16))", fails="assert False, 'my own'")
+    result = project.measure("--junitxml=junit.xml")
+    assert result.ret == 1
+    told = "the summary of this run could not be made: OverflowError: *; what is missing was not written"
+    result.stdout.fnmatch_lines(["*AssertionError: my own", told, "*1 failed, 1 passed in *"])
+    assert "test_plain" in (project.path / "junit.xml").read_text(encoding="utf-8")
 
 
 def test_a_rule_for_a_hazard_that_does_not_exist_is_refused(project):

@@ -62,7 +62,7 @@ def test_an_option_of_the_command_line_or_the_ini_file_loads_the_rest(loaded, ar
     ids=["fixture", "fixture at run time", "mark"],
 )
 def test_a_test_that_uses_the_plugin_loads_the_rest(loaded, body):
-    assert "pytest_cudagraph.session.lifecycle" in loaded(test_it=body)
+    assert "pytest_cudagraph.session.run_end" in loaded(test_it=body)
 
 
 def test_a_mark_is_checked_without_any_option(project):

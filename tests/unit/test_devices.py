@@ -8,7 +8,7 @@ import pytest
 
 from pytest_cudagraph import gpu_locks, pipeline
 from pytest_cudagraph.gpu_locks import VisibleGpu
-from pytest_cudagraph.session import fleet
+from pytest_cudagraph.session import devices
 from pytest_cudagraph.session.devices import open_once
 from pytest_cudagraph.session.state_keys import DEVICE_CONTEXTS, SETTINGS
 from pytest_cudagraph.settings.options import Settings
@@ -21,7 +21,7 @@ GPUS = [VisibleGpu(uuid="GPU-aaaa0001", name="NVIDIA H200"), VisibleGpu(uuid="GP
 def run(tmp_path, monkeypatch):
     """A session on two GPUs whose devices are opened without one."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(fleet, "_WAIT_S", 0.0)
+    monkeypatch.setattr(devices, "_WAIT_S", 0.0)
     monkeypatch.setattr(gpu_locks, "visible_gpus", lambda: GPUS)
 
     def opened(option, settings, make=None):

@@ -22,6 +22,21 @@ def test_what_a_terminal_would_obey_is_a_question_mark(text, shown):
     assert printable(text) == shown
 
 
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("::stop-commands::x", ": :stop-commands::x"),
+        ("  ::add-mask::x", "  : :add-mask::x"),
+        ("a ##[error]x ##[x", "a ## [error]x ## [x"),
+        ("test_a.py::test_b", "test_a.py::test_b"),
+        ("a ## [b", "a ## [b"),
+    ],
+)
+def test_no_text_is_a_command_to_the_runner_of_github(text, shown):
+    assert printable(text) == shown
+    assert printable_lines(f"one\n{text}") == f"one\n{shown}"
+
+
 def test_lines_stay_lines():
     assert printable_lines("one\n\ttwo\x1b\n") == "one\n        two?\n"
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -41,17 +40,11 @@ class NoiseFloor:
     """How much faster than itself the callable seemed. 1 on a reliable machine."""
     detectable_ratio: float
     """The smallest regression found in 80 of 100 runs within the time budget that was asked about."""
-    blocks_per_s: float = 0.0
-    """The number of blocks is proportional to time."""
-
-    def detectable_within(self, budget_s: float) -> float:
-        """:attr:`detectable_ratio` for another time budget. Infinite with too few blocks."""
-        return summaries.detectable_ratio(self.noise_ratio, math.floor(self.blocks_per_s * budget_s))
 
 
-def noise_floors(backend: Backend, clock: Clock, *, budget_s: float, calls: Sequence[int] = _CALLS) -> list[NoiseFloor]:
+def noise_floors(backend: Backend, clock: Clock, *, budget_s: float) -> list[NoiseFloor]:
     """Measure calls of several lengths against themselves, 0.6 s each, for gates with this time budget."""
-    return [_floor(_timing(backend, clock, products), budget_s) for products in calls]
+    return [_floor(_timing(backend, clock, products), budget_s) for products in _CALLS]
 
 
 def _timing(backend: Backend, clock: Clock, products: int) -> Timing:
@@ -75,11 +68,12 @@ def _timing(backend: Backend, clock: Clock, products: int) -> Timing:
 
 
 def _floor(timing: Timing, budget_s: float) -> NoiseFloor:
-    floor = NoiseFloor(
+    noise_ratio = timing.noise_ratio if timing.blocks >= _FEWEST_BLOCKS else math.inf
+    # The number of blocks is proportional to time.
+    blocks = math.floor(timing.blocks / to_seconds(timing.measure_ns) * budget_s)
+    return NoiseFloor(
         call_ns=timing.replay.median_ns,
-        noise_ratio=timing.noise_ratio if timing.blocks >= _FEWEST_BLOCKS else math.inf,
+        noise_ratio=noise_ratio,
         apparent=timing.speedup,
-        detectable_ratio=math.inf,
-        blocks_per_s=timing.blocks / to_seconds(timing.measure_ns),
+        detectable_ratio=summaries.detectable_ratio(noise_ratio, blocks),
     )
-    return replace(floor, detectable_ratio=floor.detectable_within(budget_s))

@@ -18,10 +18,10 @@ from pytest_cudagraph import errors
 from pytest_cudagraph.foreign import printable
 from pytest_cudagraph.session.devices import open_once
 from pytest_cudagraph.session.exceptions import depth_of_test, exclusive_call, hide_plugin_frames, outcome_of
-from pytest_cudagraph.session.foreign_hooks import joined
 from pytest_cudagraph.session.hooks import load_hooks
 from pytest_cudagraph.session.state_keys import ADDITIONS, BASE, CALL_LOCK, OUTCOMES, OWNERS, SETTINGS, marks_of
 from pytest_cudagraph.settings.case import CallSettings, Case, ModelCall, make_case
+from pytest_cudagraph.settings.other_plugins import audit_rules
 from pytest_cudagraph.values import Addition
 
 if TYPE_CHECKING:
@@ -215,7 +215,7 @@ class FixtureContext:
         __tracebackhide__ = True
         from pytest_cudagraph import pipeline
 
-        device_context, hook = self.device_context(case.device), self._config.hook
+        device_context = self.device_context(case.device)
         return pipeline.ModelRun(
             case=case,
             device_context=device_context,
@@ -224,7 +224,7 @@ class FixtureContext:
             compile_timeout_s=self.settings.compile_timeout,
             progress=self.progress,
             against_base=self.against_base,
-            audit_rules=joined(hook.pytest_cudagraph_audit_rules(config=self._config)),
+            audit_rules=audit_rules(self._config),
         )
 
     def _run(self, model_run: ModelRun, *stages: Callable[[], None]) -> None:

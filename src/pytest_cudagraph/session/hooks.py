@@ -1,14 +1,42 @@
-"""The pytest hooks of a run that uses the plugin. It imports no torch."""
+"""The pytest hooks of a run that uses the plugin, from configure to the last test. It imports no torch."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Generator, Sequence
+import threading
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from pytest_cudagraph.session import benchmarks, devices, fleet, lifecycle, worker_results
+from pytest_cudagraph.foreign import printable_lines
+from pytest_cudagraph.session import ci, devices, run_end, terminal, workers
+from pytest_cudagraph.session.state_keys import (
+    ADDITIONS,
+    BASE,
+    CALL_LOCK,
+    COLLECTED,
+    DESELECTED,
+    DEVICE_CONTEXTS,
+    MISTAKE,
+    OURS,
+    OUTCOMES,
+    OWNERS,
+    PASSED,
+    REPORTS,
+    SELECTED,
+    SETTINGS,
+    WORKLOADS,
+    marks_of,
+)
+from pytest_cudagraph.settings.options import read_settings
+from pytest_cudagraph.settings.registered import concerns_plugin, uses_plugin
+
+_IDLE = tuple(
+    f"--cudagraph-{name}" for name in ("base", "update", "suggest", "tune", "json", "html", "strict", "require-gpu")
+)
 
 
 def load_hooks(config: pytest.Config) -> None:
@@ -19,7 +47,27 @@ def load_hooks(config: pytest.Config) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    lifecycle.begin(config)
+    """Read the settings and create the state of the session."""
+    stash, worker = config.stash, getattr(config, "workerinput", {})
+    gpu, why_shared = devices.gpu_of(worker)
+    settings = read_settings(config, workers=worker.get("workercount", 0))
+    stash[SETTINGS] = replace(settings, has_own_gpu=bool(gpu), why_shared=why_shared)
+    stash[DEVICE_CONTEXTS], stash[OUTCOMES], stash[OWNERS], stash[ADDITIONS] = {}, [], {}, []
+    stash[WORKLOADS], stash[CALL_LOCK] = {}, threading.RLock()
+    stash[COLLECTED], stash[OURS], stash[PASSED] = set(), set(), set()
+    stash[DESELECTED] = _is_narrowed(config)
+    folder = stash[SETTINGS].sample
+    if folder is not None:
+        from pytest_cudagraph.base_revision.recorder_plugin import record_base_run
+
+        record_base_run(config, folder)
+
+
+def _is_narrowed(config: pytest.Config) -> bool:
+    """Whether an option of pytest leaves tests out without calling a hook."""
+    flags = ("ignore", "ignore_glob", "lf")
+    is_set = any(config.getoption(flag, None) for flag in flags)
+    return is_set or any("::" in argument for argument in config.args)
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -27,54 +75,144 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def choose_tests(config: pytest.Config, items: list[pytest.Item]) -> Generator[None, None, None]:
-    """``pytest_collection_modifyitems``: ``plugin`` calls it, because this module may be loaded during that hook."""
-    lifecycle.select(config, items)
+    """Parse every mark before the first test, so that an error ends the run. Apply ``--cudagraph-only``.
+
+    This is ``pytest_collection_modifyitems``. ``plugin`` calls it, because this module may be loaded during that hook.
+    """
+    with _usage_error_to_controller(config, items):
+        for item in filter(concerns_plugin, items):
+            marks_of(item)
+    if config.stash[SETTINGS].only:
+        others = [item for item in items if not uses_plugin(item)]
+        items[:] = [item for item in items if uses_plugin(item)]
+        if others:
+            config.hook.pytest_deselected(items=others)
+    config.stash[SELECTED] = True
     yield
-    benchmarks.choose(config, items)
+    ci.choose_benchmarks(config, items)
 
 
-def take_results(node: Any, sent: dict[str, Any]) -> None:
-    """What an xdist worker sent. ``plugin`` calls it: the controller of a run may load this module for it."""
-    worker_results.take_over(node, sent)
+@contextmanager
+def _usage_error_to_controller(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
+    """In an xdist worker, send a usage error to the controller. There nobody would read it, and the process would end.
+
+    The worker then has nothing to run. In any other process the usage error is raised.
+    """
+    try:
+        yield
+    except pytest.UsageError as mistake:
+        text = printable_lines(str(mistake))
+        if not hasattr(config, "workerinput"):
+            raise pytest.UsageError(text) from mistake
+        config.stash[MISTAKE] = text
+        items.clear()
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_deselected(items: Sequence[pytest.Item]) -> None:
-    lifecycle.note_deselected(items)
+    """Remember that tests with this plugin's fixtures were deselected: their entries are not stale."""
+    if any(uses_plugin(item) for item in items):
+        items[0].config.stash[DESELECTED] = True
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report(
     collector: pytest.Collector,
 ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Remember that a file was skipped or not collected: its tests exist and did not run."""
     report = yield
-    lifecycle.note_collected(collector, report)
+    if not report.passed:
+        collector.config.stash[DESELECTED] = True
     return report
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_finish(session: pytest.Session) -> None:
-    lifecycle.open_devices(session)
+    """Open every device of the selected tests. A missing device is a usage error, not a failed test."""
+    config = session.config
+    settings = config.stash[SETTINGS]
+    # pytest calls this also after a collection error. A second error would hide its text.
+    if not settings.enabled or config.option.collectonly or not config.stash.get(SELECTED, False):
+        return
+    config.stash[COLLECTED].update(item.nodeid for item in session.items)
+    ours = [item for item in session.items if uses_plugin(item)]
+    config.stash[OURS].update(item.nodeid for item in ours)
+    with _usage_error_to_controller(config, session.items):
+        devices.open_all(config, ours)
 
 
 def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
-    return lifecycle.header(config)
+    """One line for each opened device; nothing when no test uses the plugin.
+
+    Without ``--cudagraph``, one line that names the options without effect.
+    """
+    if not config.stash[SETTINGS].enabled:
+        idle = [flag for flag in _IDLE if config.getoption(flag) is not None]
+        return [f"cudagraph: without --cudagraph nothing is measured or written: {', '.join(idle)}"] if idle else []
+    contexts = config.stash[DEVICE_CONTEXTS].values()
+    if not contexts:
+        return []
+    from pytest_cudagraph.summary import header_line
+
+    settings = config.stash[SETTINGS]
+    lines = [
+        header_line(opened.device, opened.baseline_file, settings, judged=not opened.why_not_judged)
+        for opened in contexts
+    ]
+    return list(dict.fromkeys(lines))
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> None:
-    lifecycle.compare_revisions(session)
+    """Under ``--cudagraph-base``, measure the selected tests in both revisions. An error there ends the run."""
+    config, settings = session.config, session.config.stash[SETTINGS]
+    if settings.base is None or not config.stash[OURS] or session.testsfailed:
+        return
+    from pytest_cudagraph.base_revision.comparison import Command, compare_revisions
+    from pytest_cudagraph.errors import RevisionError
+
+    command = Command(
+        arguments=[str(argument) for argument in config.invocation_params.args],
+        paths=config.option.file_or_dir,
+        folder=config.invocation_params.dir.resolve(),
+        root=config.rootpath.resolve(),
+        has_cache=config.pluginmanager.has_plugin("cacheprovider"),
+    )
+
+    def progress(line: str) -> None:
+        terminal.show(config, f"cudagraph base: {line}")
+
+    try:
+        config.stash[BASE] = compare_revisions(settings.base, command, settings.base_slowdown, progress)
+    except RevisionError as error:
+        raise pytest.UsageError(f"--cudagraph-base: {error}") from error
+    finally:
+        terminal.show(config, "")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    lifecycle.begin_test(item)
+    """Drop the results of an earlier attempt: of a test that runs again the last attempt counts."""
+    workers.forget(item.config, item.nodeid)
+    item.user_properties[:] = [pair for pair in item.user_properties if not pair[0].startswith("cudagraph")]
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Remember which tests passed in all their phases: only their results may be recorded.
+
+    This is decided at the end, because pytest-retry changes the report of a call after a second attempt.
+    """
     report = yield
-    lifecycle.note_result(item, report)
+    workers.keep_workload(item, report)
+    passed = item.config.stash[PASSED]
+    passed.discard(item.nodeid)
+    reports = [] if report.when == "setup" else item.stash.get(REPORTS, [])
+    item.stash[REPORTS] = [] if report.when == "teardown" else [*reports, report]
+    # A subtest has its test's node id, and a test with a failed subtest reports that it passed.
+    if report.when == "teardown" and not any(phase.failed for phase in (*reports, report)):
+        calls = [phase for phase in reports if phase.when == "call" and phase.passed and not hasattr(phase, "wasxfail")]
+        passed.update([item.nodeid] if calls else [])
     return report
 
 
@@ -83,28 +221,33 @@ def pytest_report_to_serializable(
     config: pytest.Config, report: pytest.TestReport
 ) -> Generator[None, dict[str, Any], dict[str, Any]]:
     data = yield
-    worker_results.pack(config, report, data)
+    workers.pack(config, report, data)
     return data
+
+
+def take_results(node: Any, sent: dict[str, Any]) -> None:
+    """What an xdist worker sent. ``plugin`` calls it: the controller of a run may load this module for it."""
+    workers.take_over(node, sent)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_setupnodes(config: pytest.Config, specs: Sequence[Any]) -> None:
-    fleet.assign(config, specs)
+    devices.assign(config, specs)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    fleet.tell(node)
+    devices.tell(node)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Generator[None, None, None]:
     try:
-        benchmarks.add(session.config)
+        ci.add_benchmarks(session.config)
     finally:  # a release of pytest-benchmark that takes no arms ends the run, and no file is lost
-        lifecycle.end(session, exitstatus)
+        run_end.end(session, exitstatus)
         yield
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    lifecycle.summarise(terminalreporter)
+    run_end.show_summary(terminalreporter)

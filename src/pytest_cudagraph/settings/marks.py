@@ -13,10 +13,10 @@ import pytest
 
 from pytest_cudagraph.foreign import value_text
 from pytest_cudagraph.settings.options import DeviceOption
+from pytest_cudagraph.settings.other_plugins import device_of
 from pytest_cudagraph.settings.parsing import (
     DEVICES,
     check_covered,
-    device_of,
     distinct_sizes,
     fraction,
     min_speedups,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
-from pytest_cudagraph.settings.parsing import device_of
+from pytest_cudagraph.settings.other_plugins import device_of
 from pytest_cudagraph.settings.registered import OPTIONS, SAMPLE_FLAG, Option
 
 if TYPE_CHECKING:

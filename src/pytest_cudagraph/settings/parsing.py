@@ -8,10 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    import pytest
+from typing import Any
 
 
 def one_of(*allowed: str) -> Callable[[Any], str]:
@@ -24,12 +21,6 @@ def one_of(*allowed: str) -> Callable[[Any], str]:
 
 
 DEVICES = ("auto", "cuda", "cpu")
-
-
-def device_of(config: pytest.Config) -> Callable[[Any], str]:
-    """Parses a device: one of this plugin's, or one that another plugin brings."""
-    others = config.hook.pytest_cudagraph_backends(config=config)
-    return one_of(*DEVICES, *(name for found in others for name in found))
 
 
 def number(

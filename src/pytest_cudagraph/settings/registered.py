@@ -224,26 +224,47 @@ class FeatureMark(NamedTuple):
     """The other arguments: ``min_speedup``, and those of ``graph_speedup``."""
 
 
-_FEATURES: pytest.StashKey[tuple[FeatureMark, ...]] = pytest.StashKey()
+def added_marks(config: pytest.Config) -> tuple[FeatureMark, ...]:
+    """The marks that features and other plugins add. Raises :class:`pytest.UsageError` if a hook raises."""
+    try:
+        return tuple(mark for marks in config.hook.pytest_cudagraph_marks(config=config) for mark in marks)
+    except BaseException as error:
+        from pytest_cudagraph.settings.other_plugins import RAISED, hook_text
+
+        if not isinstance(error, RAISED):
+            raise
+        raise pytest.UsageError(hook_text("pytest_cudagraph_marks", error)) from error
+
+
+class _Names(NamedTuple):
+    features: tuple[FeatureMark, ...]
+    fixtures: frozenset[str]
+    marks: frozenset[str]
+
+
+_NAMES: pytest.StashKey[_Names] = pytest.StashKey()
+
+
+def _names(config: pytest.Config) -> _Names:
+    """All marks and all fixtures. They are known after the collection."""
+    if _NAMES not in config.stash:
+        features = added_marks(config)
+        fixtures = FIXTURES.union(*(mark.fixtures for mark in features))
+        config.stash[_NAMES] = _Names(features, fixtures, frozenset({MARK, WORKLOAD_MARK, *(m.name for m in features)}))
+    return config.stash[_NAMES]
 
 
 def feature_marks(config: pytest.Config) -> tuple[FeatureMark, ...]:
-    """The marks that other plugins add. All of them are known after the collection."""
-    if _FEATURES not in config.stash:
-        added = config.hook.pytest_cudagraph_marks(config=config)
-        config.stash[_FEATURES] = tuple(mark for marks in added for mark in marks)
-    return config.stash[_FEATURES]
+    """The marks that features and other plugins add. All of them are known after the collection."""
+    return _names(config).features
 
 
 def uses_plugin(item: pytest.Item) -> bool:
     """Whether a test uses a fixture of the plugin or of a feature."""
-    names = getattr(item, "fixturenames", ())
-    return not FIXTURES.isdisjoint(names) or any(
-        not mark.fixtures.isdisjoint(names) for mark in feature_marks(item.config)
-    )
+    return not _names(item.config).fixtures.isdisjoint(getattr(item, "fixturenames", ()))
 
 
 def concerns_plugin(item: pytest.Item) -> bool:
     """Whether a test uses a fixture of the plugin or has one of its marks. Every pytest run asks it for each test."""
-    marks = {MARK, WORKLOAD_MARK, *(mark.name for mark in feature_marks(item.config))}
+    marks = _names(item.config).marks
     return uses_plugin(item) or any(mark.name in marks for mark in item.iter_markers())

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pytest_cudagraph.foreign import first_line_of
-from pytest_cudagraph.session import fleet
+from pytest_cudagraph.session.devices import gpu_of
 from pytest_cudagraph.session.state_keys import (
     ADDITIONS,
     COLLECTED,
@@ -81,7 +81,7 @@ def take_over(node: Any, sent: dict[str, Any]) -> None:
     """In the controller, take what a worker sent with a test's report or at its end."""
     from pytest_cudagraph.report import from_plain
 
-    config, (gpu, _) = node.config, fleet.gpu_of(node.workerinput)
+    config, (gpu, _) = node.config, gpu_of(node.workerinput)
     stash = config.stash
     if sent.get("mistake"):
         raise pytest.UsageError(sent["mistake"])
