@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -13,11 +13,11 @@ from typing import Any
 from pytest_cudagraph import environment, files, gate, record, report
 from pytest_cudagraph.base_revision.judge import base_tables
 from pytest_cudagraph.baseline import AnyPath, Edit, JsonStore, Key, is_part_of, normal_name
-from pytest_cudagraph.errors import BaselineError, CudagraphError
-from pytest_cudagraph.foreign import printable, printable_lines, without_credentials
+from pytest_cudagraph.errors import BaselineError
+from pytest_cudagraph.foreign import log_line, message_of, without_credentials
 from pytest_cudagraph.gpu_locks import measured_on
 from pytest_cudagraph.settings.options import Settings
-from pytest_cudagraph.values import Addition, DeviceInfo, GraphReport, ReportColumn, SavedBatch
+from pytest_cudagraph.values import Addition, DeviceInfo, GraphReport, ReportColumn, SavedBatch, Table
 
 _LEFT = ".cudagraph-left"
 """The folder for entries that an object store did not take."""
@@ -82,31 +82,60 @@ def end_run(
     there are the ``additions`` of features, and ``workloads``, the tests with that mark. ``columns`` are other
     plugins', ``problems`` what their hooks raised.
 
-    A file that cannot be written is a problem in the summary, not an exception. The other files are still written.
+    What cannot be made or written is a problem in the summary, not an exception. All else is still made and written.
     """
     summary = _SummaryLines(problems=list(problems))
     for device in _devices(reports):
         own_reports = [each for each in reports if each.device == device]
-        _end_device(device, own_reports, collected, settings, summary, (saved or {}).get(device))
-    summary.lines += measured_on(reports)
-    tables = base_tables(reports)
-    summary.lines += [line for table in tables for line in report.text_of(table)]
-    if settings.suggest:
-        summary.lines += report.suggestions(reports)
-    summary.lines += [line for addition in additions for line in addition.lines]
-    if settings.json or settings.html or workloads:
-        first, commit = next(iter(_devices(reports)), None), environment.commit(settings.rootdir)
-        document = report.document(
-            reports, first, settings, additions, workloads, tables=tables, date=_now(), commit=commit
-        )
-        summary.lines += report.rankings(document)
-        _write_documents(document, settings, collected.folder, summary)
+        with _net("the baseline", summary):
+            _end_device(device, own_reports, collected, settings, summary, (saved or {}).get(device))
+    marked, tables, results = [report.WorkloadTest(**each) for each in workloads], list[Table](), list[str]()
+    with _net("the tables", summary):
+        tables = report.run_tables(reports, base_tables(reports), additions, marked, settings)
+    with _net("the summary", summary):
+        summary.lines += _lines_below(reports, tables, additions, settings)
+    if settings.json or settings.html:
+        with _net("the document", summary):
+            first, commit = next(iter(_devices(reports)), None), environment.commit(settings.rootdir)
+            document = report.document(
+                reports, first, settings, additions, marked, tables=tables, date=_now(), commit=commit
+            )
+            _write_documents(document, settings, collected.folder, summary)
+    with _net("the table", summary):
+        results = report.table(reports, columns)
     return RunSummary(
-        table=tuple(map(printable, report.table(reports, columns))),
-        lines=tuple(map(printable, summary.lines)),
-        problems=tuple(map(printable_lines, summary.problems)),
+        table=tuple(map(log_line, results)),
+        lines=tuple(map(log_line, summary.lines)),
+        problems=tuple("\n".join(map(log_line, each.expandtabs().split("\n"))) for each in summary.problems),
         failed=bool(summary.problems),
     )
+
+
+@contextlib.contextmanager
+def _net(what: str, summary: _SummaryLines) -> Iterator[None]:
+    """Turn whatever is raised into a problem: the other files of the run are still written.
+
+    What pytest raises to fail or to skip a test, and ``sys.exit``, are no ``Exception``.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        summary.problems.append(f"{what} could not be made: {type(error).__name__}: {message_of(error)}")
+
+
+def _lines_below(
+    reports: Sequence[GraphReport], tables: Iterable[Table], additions: Iterable[Addition], settings: Settings
+) -> list[str]:
+    """What stands below the counts. The tables of scenarios stand below those of the results."""
+    shown = [table for table in tables if table.in_terminal and table not in report.scenario_tables(reports)]
+    return [
+        *measured_on(reports),
+        *(report.suggestions(reports) if settings.suggest else ()),
+        *(line for addition in additions for line in addition.lines),
+        *(line for table in shown for line in report.text_of(table)),
+    ]
 
 
 def _devices(reports: Iterable[GraphReport]) -> list[DeviceInfo]:
@@ -292,16 +321,13 @@ def _shown(path: AnyPath, root: Path) -> str:
     return str(path)
 
 
-def _write_documents(
-    found: Mapping[str, Any],
-    settings: Settings,
-    folder: Path,
-    summary: _SummaryLines,
-) -> None:
+def _write_documents(document: Mapping[str, Any], settings: Settings, folder: Path, summary: _SummaryLines) -> None:
     if settings.json:
-        _write("--cudagraph-json", settings.json, folder, lambda: report.json_text(found), summary)
+        _write("--cudagraph-json", settings.json, folder, lambda: report.json_text(document), summary)
     if settings.html:
-        written = _write("--cudagraph-html", settings.html, folder, lambda: report.page(found), summary)
+        # Read back: the page is what the command makes of the file later.
+        page = lambda: report.page(report.run_of_document(document))  # noqa: E731
+        written = _write("--cudagraph-html", settings.html, folder, page, summary)
         summary.lines += [f"wrote the page {_shown(folder / settings.html, folder)}"] if written else []
 
 
@@ -311,9 +337,9 @@ def _write(flag: str, path: str, folder: Path, text_of: Callable[[], str], summa
         target = folder / path
         target.parent.mkdir(parents=True, exist_ok=True)
         files.write_text(target, text_of())
-    except (OSError, ValueError, CudagraphError) as error:
-        # ValueError: a path with a null character.
-        reason = getattr(error, "strerror", None) or error
+    # Also ValueError, for a path with a null character. The other file is still written.
+    except Exception as error:
+        reason = getattr(error, "strerror", None) or message_of(error)
         summary.problems.append(f"{flag}: {path} could not be written: {reason}; nothing was changed")
         return False
     return True
@@ -322,4 +348,4 @@ def _write(flag: str, path: str, folder: Path, text_of: Callable[[], str], summa
 def header_line(device: DeviceInfo, baseline_file: AnyPath, settings: Settings, *, judged: bool) -> str:
     """What this run measures on, its baseline file and its least speedup."""
     shown = _shown(baseline_file, settings.rootdir) if settings.uses_baseline else "off"
-    return printable(report.header(device, baseline=shown, min_speedup=settings.min_speedup, judged=judged))
+    return log_line(report.header(device, baseline=shown, min_speedup=settings.min_speedup, judged=judged))

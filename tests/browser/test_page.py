@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from tests.facts import judgement, report
 from tests.unit.report.test_page import HOSTILE, story, written
+from tests.unit.report.test_page import page as page_text
 
 from pytest_cudagraph.report import Column
-from pytest_cudagraph.report import page as page_text
 from pytest_cudagraph.report.rendering import rendered
 from pytest_cudagraph.values import Table, Verdict
 

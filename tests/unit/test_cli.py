@@ -340,7 +340,7 @@ def test_compare_refuses_a_damaged_document(said, workplace):
     found = document([report(MLP)], H200, {})
     del found["tests"][0]["batches"][0]["replay"]["q75"]
     (workplace / "run.json").write_text(json_text(found), encoding="utf-8")
-    told = "pytest-cudagraph: run.json: damaged, or of an earlier version: KeyError('q75')\n"
+    told = "pytest-cudagraph: run.json: damaged: tests: 0: batches: 0: timing: replay: q75 is missing\n"
     assert said("compare", "run.json", "run.json") == (4, "", told)
 
 
@@ -509,8 +509,9 @@ def test_suite_shows_the_rankings_of_a_run_and_what_moved_in_another(said, workp
         (None, "cannot be read"),
         ("[", "Expecting value"),
         ("{}", "not a document of schema 1"),
-        ('{"schema": 1, "device": null, "tests": []}', "no test of this run has the mark workload"),
-        ('{"schema": 1, "device": null, "tests": [], "workloads": [3]}', "damaged"),
+        (json_text(document([], None, {})), "no test of this run has the mark workload"),
+        (json_text(document([], None, {}) | {"workloads": [3]}), "damaged: workloads: 0: a mapping is needed, not 3"),
+        ("[" * 100_000, "nested too deeply"),
     ],
 )
 def test_suite_refuses_what_is_no_run_with_workloads(said, workplace, text, told):

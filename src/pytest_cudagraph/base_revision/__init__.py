@@ -8,7 +8,6 @@ from pytest_cudagraph.base_revision.processes import (
     CollectedOutcome,
     RevisionProcess,
     Sample,
-    SampledBatch,
     foreign_modules,
     module_files,
     run_order,

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from pytest_cudagraph import base_revision
 from pytest_cudagraph.base_revision.judge import LOOKS, base_change, judge_base
-from pytest_cudagraph.base_revision.processes import CollectedOutcome, RevisionProcess, Sample, SampledBatch
+from pytest_cudagraph.base_revision.processes import CollectedOutcome, RevisionProcess, Sample
 from pytest_cudagraph.errors import RevisionError
 from pytest_cudagraph.protocols import ShowProgress
-from pytest_cudagraph.values import BaseComparison, Verdict
+from pytest_cudagraph.values import BaseComparison, BatchReport, Timing, Verdict
 
 Key = tuple[str, int]
 """A test's name and a batch size."""
@@ -130,36 +130,44 @@ def _paired(key: Key, base: Sequence[Sample], head: Sequence[Sample], revision: 
         missing, odd = _missing(key, samples, found, ends, side), _odd(ends)
         if missing:
             return BaseComparison(revision=revision, missing=missing, why=odd.why if odd else "")
-    ones, others = [each for each in befores if each], [each for each in afters if each]
-    has_reference = all(each.reference_ns for each in (*ones, *others))
+    ones, others = _timings(befores), _timings(afters)
+    has_reference = all(each.reference for each in (*ones, *others))
     comparison = BaseComparison(
         revision=revision,
-        base_replay_ns=tuple(each.replay_ns or 0.0 for each in ones),
-        head_replay_ns=tuple(each.replay_ns or 0.0 for each in others),
-        base_eager_ns=tuple(each.eager_ns or 0.0 for each in ones),
-        head_eager_ns=tuple(each.eager_ns or 0.0 for each in others),
-        base_reference_ns=tuple(each.reference_ns or 0.0 for each in ones if has_reference),
-        head_reference_ns=tuple(each.reference_ns or 0.0 for each in others if has_reference),
-        base_kernels=ones[-1].kernels,
-        head_kernels=others[-1].kernels,
+        base_replay_ns=tuple(each.replay.q25_ns for each in ones),
+        head_replay_ns=tuple(each.replay.q25_ns for each in others),
+        base_eager_ns=tuple(each.eager.q25_ns for each in ones),
+        head_eager_ns=tuple(each.eager.q25_ns for each in others),
+        base_reference_ns=tuple(each.reference.q25_ns for each in ones if has_reference and each.reference),
+        head_reference_ns=tuple(each.reference.q25_ns for each in others if has_reference and each.reference),
+        base_kernels=_kernels(befores[-1]),
+        head_kernels=_kernels(afters[-1]),
     )
     return replace(comparison, change=base_change(comparison))
+
+
+def _timings(batches: Sequence[BatchReport | None]) -> list[Timing]:
+    return [batch.timing for batch in batches if batch is not None and batch.timing is not None]
+
+
+def _kernels(batch: BatchReport | None) -> int | None:
+    return batch.receipt.kernels if batch and batch.receipt else None
 
 
 def _missing(
     key: Key,
     samples: Sequence[Sample],
-    found: Sequence[SampledBatch | None],
+    batches: Sequence[BatchReport | None],
     ends: Sequence[CollectedOutcome | None],
     side: str,
 ) -> str:
     """Why a side lacks a latency in one of its processes. Empty if it has all."""
-    if all(each is not None and each.replay_ns for each in found):
+    if all(batch is not None and batch.timing for batch in batches):
         return ""
-    verdicts = sorted({each.verdict for each in found if each is not None and not each.replay_ns})
+    verdicts = sorted({batch.verdict.value for batch in batches if batch is not None and not batch.timing})
     if verdicts:
         return f"{', '.join(verdicts)} in the {side}"
-    if any(found):
+    if any(batches):
         return f"not measured in every process of the {side}"
     return _unreported(ends, is_measured=all(key[0] in sample.nodeids for sample in samples))
 

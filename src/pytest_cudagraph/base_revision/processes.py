@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
@@ -10,11 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from pytest_cudagraph import files
 from pytest_cudagraph.base_revision.checkout import moved_argument
 from pytest_cudagraph.child_process import last_lines, run_child
 from pytest_cudagraph.environment import without_git_locals
 from pytest_cudagraph.errors import RevisionError
-from pytest_cudagraph.units import to_ns
+from pytest_cudagraph.report import run_of_document
+from pytest_cudagraph.values import BatchReport
 
 SideName = Literal["base", "head"]
 
@@ -36,19 +37,6 @@ The document of ``--cudagraph-json``, the imported modules, and the collected te
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SampledBatch:
-    """One test at one batch size in one process. Latencies are None if nothing was timed."""
-
-    verdict: str
-    eager_ns: float | None
-    replay_ns: float | None
-    """The lower quartile, which other work on the machine changes least (docs/statistics.md)."""
-    reference_ns: float | None
-    """The lower quartile of the reference workload in the same measurement."""
-    kernels: int | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CollectedOutcome:
     """How a test ended in one process (``failed in setup``) and the first line of its error."""
 
@@ -60,7 +48,7 @@ class CollectedOutcome:
 class Sample:
     """The result of one process, by test name and batch size, and the files of the modules it imported."""
 
-    batches: Mapping[tuple[str, int], SampledBatch]
+    batches: Mapping[tuple[str, int], BatchReport]
     modules: tuple[str, ...]
     nodeids: Mapping[str, str] = field(default_factory=dict)
     """The test that used each name, also if it reached no batch size."""
@@ -82,14 +70,13 @@ class ProcessOutput:
 
 
 def read_process_output(folder: Path) -> ProcessOutput:
-    """Read the files of a process. Raises :class:`OSError` if one is missing."""
-    document, modules, course = (
-        json.loads((folder / name).read_text(encoding="utf-8")) for name in (DOCUMENT, MODULES, COURSE)
-    )
+    """Read the files of a process. Raises :class:`OSError` if one is missing, :class:`ValueError` if one is damaged."""
+    document, modules, course = (files.read_json(folder / name) for name in (DOCUMENT, MODULES, COURSE))
+    reports = run_of_document(document).reports
     sample = Sample(
-        batches=_batches(document),
+        batches={(each.name, batch.batch_size): batch for each in reports for batch in each.batches},
         modules=tuple(modules),
-        nodeids={test["name"]: test["nodeid"] for test in document["tests"]},
+        nodeids={each.name: each.nodeid for each in reports},
         ends={nodeid: CollectedOutcome(how=how, why=why) for nodeid, (how, why) in course["ends"].items()},
     )
     return ProcessOutput(sample=sample, trouble=_trouble(course))
@@ -107,30 +94,10 @@ def foreign_modules(sample: Sample, top: Path, tree: Path) -> list[str]:
     return [str(file.relative_to(top)) for file in found if (tree / file.relative_to(top)).is_file()]
 
 
-def _batches(document: Mapping[str, Any]) -> dict[tuple[str, int], SampledBatch]:
-    return {
-        (test["name"], batch["batch_size"]): _batch(batch) for test in document["tests"] for batch in test["batches"]
-    }
-
-
-def _batch(batch: Mapping[str, Any]) -> SampledBatch:
-    return SampledBatch(
-        verdict=batch["verdict"],
-        eager_ns=_quartile_ns(batch["eager"]),
-        replay_ns=_quartile_ns(batch["replay"]),
-        reference_ns=_quartile_ns(batch["reference"]),
-        kernels=batch["kernels"],
-    )
-
-
-def _quartile_ns(latency: Mapping[str, Any] | None) -> float | None:
-    return None if latency is None or latency["q25"] is None else to_ns(float(latency["q25"]))
-
-
 def module_files(modules: Iterable[Any]) -> list[str]:
     """The files of modules, as absolute paths. Built-in and namespace modules have none."""
-    files = (getattr(module, "__file__", None) for module in modules)
-    return sorted({str(Path(file).resolve()) for file in files if isinstance(file, str)})
+    paths = (getattr(module, "__file__", None) for module in modules)
+    return sorted({str(Path(path).resolve()) for path in paths if isinstance(path, str)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,8 +152,8 @@ class RevisionProcess:
         """Those of ``paths`` that this side lacks. Pytest would refuse the whole command for one of them."""
         # A word that is also an option's value (-k new new) cannot be distinguished from it, and stays.
         own = [path for path in self.paths if self.arguments.count(path) == self.paths.count(path)]
-        files = {path: Path(os.path.normpath(self.folder / path.partition("::")[0])) for path in own}
-        return frozenset(path for path, file in files.items() if file.exists() and not self.moved(file).exists())
+        named = {path: Path(os.path.normpath(self.folder / path.partition("::")[0])) for path in own}
+        return frozenset(path for path, file in named.items() if file.exists() and not self.moved(file).exists())
 
     def _command(self, into: Path, gone: Container[str] = ()) -> list[str]:
         kept = [argument for argument in self.arguments if argument not in gone]
@@ -216,6 +183,8 @@ class RevisionProcess:
             remains = read_process_output(into)
         except OSError as error:
             raise self._unusable("left no result", log, status) from error
+        except ValueError as error:
+            raise self._unusable(f"left a result that cannot be read ({error})", log, status) from error
         if remains.trouble:
             raise self._unusable(remains.trouble, log, status)
         return remains.sample

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from pytest_cudagraph import report
 from pytest_cudagraph.cli import baselines, compare, doctor, first_test, history, suite
-from pytest_cudagraph.cli.output import USAGE, CommandOutput, read_document, write_page
+from pytest_cudagraph.cli.output import USAGE, CommandOutput, read_run, write_page
 from pytest_cudagraph.errors import CudagraphError
-from pytest_cudagraph.foreign import printable, printable_lines
+from pytest_cudagraph.foreign import log_line, printable_lines
 
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
@@ -109,7 +109,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="replace")
     try:
         for line in output.lines:
-            print(printable(line))
+            print(log_line(line))
         sys.stdout.flush()
     except BrokenPipeError:
         # The reader has stopped (``| head``). Python must not flush to it at exit.
@@ -137,18 +137,18 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def _report(arguments: argparse.Namespace) -> CommandOutput:
-    found, rows = read_document(arguments.file)
-    counted = Counter(row.word for row in rows)
-    device = report.device_of_document(found)
-    lines = [*([device] if device else []), *report.render(rows), *report.closing([], counted)]
+    run = read_run(arguments.file)
+    rows = [row for each in run.reports for row in report.rows_of(each)]
+    device = [report.device_text(run.device)] if run.device else []
+    lines = [*device, *report.render(rows), *report.closing([], Counter(row.word for row in rows))]
     if arguments.html is not None:
-        write_page(arguments.html, _page(arguments.file, found))
+        write_page(arguments.html, _page(arguments.file, run))
         lines.append(f"wrote {arguments.html}")
     return CommandOutput(lines=lines)
 
 
-def _page(path: Path, found: dict[str, Any]) -> str:
+def _page(path: Path, run: report.Run) -> str:
     try:
-        return report.page(found)
+        return report.page(run)
     except ValueError as exc:
         raise CudagraphError(f"{path}: {exc}") from exc

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from pytest_cudagraph import baseline, files, report
+from pytest_cudagraph import baseline, files, record, report
 from pytest_cudagraph.baseline import AnyPath
 from pytest_cudagraph.errors import BaselineError, CudagraphError
 from pytest_cudagraph.values import SavedBatch
@@ -35,11 +34,10 @@ def write_page(path: Path, text: str) -> None:
         raise CudagraphError(f"{path}: the page could not be written ({reason}); nothing was changed") from exc
 
 
-def read_document(path: Path) -> tuple[dict[str, Any], list[report.Row]]:
-    """A document of ``--cudagraph-json`` and its rows. Raises :class:`~pytest_cudagraph.errors.CudagraphError`."""
+def read_run(path: Path) -> report.Run:
+    """The run of a document of ``--cudagraph-json``. Raises :class:`~pytest_cudagraph.errors.CudagraphError`."""
     try:
-        found = files.read_json(path)
-        return found, report.rows_of_document(found)
+        return report.run_of_document(files.read_json(path))
     except OSError as exc:
         raise CudagraphError(f"{path}: cannot be read ({exc.strerror})") from exc
     except ValueError as exc:
@@ -47,23 +45,22 @@ def read_document(path: Path) -> tuple[dict[str, Any], list[report.Row]]:
 
 
 def entries_of(path: AnyPath) -> dict[baseline.Key, SavedBatch]:
-    """The entries of a baseline file, or what a document measured.
+    """The entries of a baseline file, or what a document measured, also where no baseline was written.
 
     Raises :class:`~pytest_cudagraph.errors.CudagraphError`, also for a missing file.
     """
     if isinstance(path, Path) and path.is_file():
         with suppress(OSError, ValueError):
-            found = files.read_json(path)
-            if isinstance(found, dict) and found.keys() >= {"schema", "tests"}:
-                return _measured(found, path)
+            plain = files.read_json(path)
+            if isinstance(plain, dict) and plain.keys() >= {"schema", "tests"}:
+                return _measured(read_run(path))
     return dict(content_of(path).entries)
 
 
-def _measured(document: dict[str, Any], path: Path) -> dict[baseline.Key, SavedBatch]:
-    try:
-        return report.entries_of_document(document)
-    except ValueError as exc:
-        raise CudagraphError(f"{path}: {exc}") from exc
+def _measured(run: report.Run) -> dict[baseline.Key, SavedBatch]:
+    timed = [(each, batch) for each in run.reports for batch in each.batches if batch.timing and each.device]
+    entries = [record.saved_batch(each, batch, saved_at=run.date or "") for each, batch in timed]
+    return {(entry.name, entry.batch_size): entry for entry in entries}
 
 
 def content_of(path: AnyPath) -> baseline.Content:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 from pytest_cudagraph import report
-from pytest_cudagraph.cli.output import CommandOutput, read_document
+from pytest_cudagraph.cli.output import CommandOutput, read_run
 from pytest_cudagraph.errors import CudagraphError
 
 
@@ -20,19 +19,20 @@ def add_command(parser: argparse.ArgumentParser) -> None:
 
 def _suite(arguments: argparse.Namespace) -> CommandOutput:
     paths = [arguments.file] if arguments.other is None else [arguments.file, arguments.other]
-    found = [_workloads(path) for path in paths]
-    lines = [f"{path}: {report.device_of_document(each)}" for path, each in zip(paths, found, strict=True)]
-    tables = report.rankings(found[0]) if len(found) == 1 else report.changes(*found)
-    return CommandOutput(lines=[*lines, *tables])
+    runs = [_run_with_workloads(path) for path in paths]
+    devices = [report.device_text(run.device) if run.device else "" for run in runs]
+    lines = [f"{path}: {device}" for path, device in zip(paths, devices, strict=True)]
+    if len(runs) == 1:
+        tables = report.ranking_tables(runs[0].reports, runs[0].workloads)
+        return CommandOutput(lines=[*lines, *(line for table in tables for line in report.text_of(table))])
+    return CommandOutput(
+        lines=[*lines, *report.changes(*(report.cells_of(run.reports, run.workloads) for run in runs))]
+    )
 
 
-def _workloads(path: Path) -> dict[str, Any]:
-    """A run with workloads. Raises :class:`~pytest_cudagraph.errors.CudagraphError` for any other file."""
-    found, _ = read_document(path)
-    try:
-        report.rankings(found)
-    except ValueError as exc:
-        raise CudagraphError(f"{path}: {exc}") from exc
-    if not found.get("workloads"):
+def _run_with_workloads(path: Path) -> report.Run:
+    """Raises :class:`~pytest_cudagraph.errors.CudagraphError` for any other file."""
+    run = read_run(path)
+    if not run.workloads:
         raise CudagraphError(f"{path}: no test of this run has the mark workload")
-    return found
+    return run

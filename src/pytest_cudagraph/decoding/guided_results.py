@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Literal
 
 from pytest_cudagraph.decoding.results import GenerationReceipt, TokenAgreement, table_of, ties_text
-from pytest_cudagraph.report.document_timings import latency_fields, seconds
+from pytest_cudagraph.report import seconds, to_plain
 from pytest_cudagraph.units import latency_text, percent_text
 from pytest_cudagraph.values import Interval, Latency, Table
 
@@ -57,8 +57,8 @@ class GuidedTimes:
     def document(self) -> dict[str, Any]:
         """The times in seconds."""
         return {
-            "greedy": latency_fields(self.greedy),
-            "guided": latency_fields(self.guided),
+            "greedy": to_plain(self.greedy, public=True),
+            "guided": to_plain(self.guided, public=True),
             "overhead": asdict(self.overhead),
             "mask": seconds(self.mask_ns),
             "mask_share": self.mask_share,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, Literal
 
-from pytest_cudagraph.report.document_timings import latency_fields, seconds
+from pytest_cudagraph.report import seconds, to_plain
 from pytest_cudagraph.units import bytes_text, latency_text, to_seconds
 from pytest_cudagraph.values import Column, Latency, Table
 
@@ -108,8 +108,8 @@ class GenerationTimes:
         """The times in seconds."""
         return {
             "generations": self.generations,
-            "ttft": latency_fields(self.ttft),
-            "itl": {**(latency_fields(self.itl) or {}), "p99": seconds(self.itl_p99_ns)},
+            "ttft": to_plain(self.ttft, public=True),
+            "itl": {**to_plain(self.itl, public=True), "p99": seconds(self.itl_p99_ns)},
             "tpot": seconds(self.tpot_ns),
             "tokens_per_second": self.tokens_per_second,
         }

@@ -1,14 +1,14 @@
-"""Text in columns."""
+"""Tables as text in columns, and tables of one kind joined."""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
 from pytest_cudagraph.foreign import printable
-from pytest_cudagraph.values import Column, Table
+from pytest_cudagraph.values import Column, GraphReport, Table
 
 MAX_WIDTH = 100
 """Wider tables wrap in code reviews, in CI logs and on a split screen."""
@@ -34,9 +34,10 @@ def text_of(table: Table, short_names: Mapping[str, str] = _NO_NAMES) -> list[st
         rows = tuple((short_names.get(row[0], row[0]), *row[1:]) for row in rows)
     titles, *lines = grid(columns, rows)
     below = table.remarks or ((),) * len(lines)
-    shown = [[line, *(f"  {shorten(each, MAX_WIDTH - 2)}" for each in remarks)]
-             for line, remarks in zip(lines, below, strict=True)]  # fmt: skip
-    return [*above, titles, *(line for each in shown for line in each)]
+    found = [*above, titles]
+    for line, remarks in zip(lines, below, strict=True):
+        found += [line, *(part for remark in remarks for part in wrapped(remark, MAX_WIDTH, indent="  "))]
+    return found
 
 
 def grid(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[str]:
@@ -88,3 +89,27 @@ def wrapped(text: str, width: int, *, indent: str = "", names: bool = False) -> 
         break_on_hyphens=False,
         break_long_words=not names,
     )
+
+
+def scenario_tables(reports: Iterable[GraphReport]) -> list[Table]:
+    """The tables of all scenarios."""
+    scenarios = [(report.name, batch.scenario) for report in reports for batch in report.batches]
+    return joined(table for name, scenario in scenarios if scenario is not None for table in scenario.tables(name))
+
+
+def joined(tables: Iterable[Table]) -> list[Table]:
+    """Tables of one title and the same columns are one."""
+    first: dict[tuple[str, tuple[Column, ...]], Table] = {}
+    for table in tables:
+        key = (table.title, table.columns)
+        first[key] = _joined(first[key], table) if key in first else table
+    return [table for table in first.values() if table.rows]
+
+
+def _joined(first: Table, second: Table) -> Table:
+    remarks = _remarks(first) + _remarks(second)
+    return replace(first, rows=first.rows + second.rows, remarks=remarks if any(remarks) else ())
+
+
+def _remarks(table: Table) -> tuple[tuple[str, ...], ...]:
+    return table.remarks or ((),) * len(table.rows)

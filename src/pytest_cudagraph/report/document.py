@@ -1,29 +1,30 @@
-"""The run as a document (``--cudagraph-json``, schema 1) and as JUnit properties. Times in seconds, memory in bytes."""
+"""The run as a document (``--cudagraph-json``, schema 1), written and read back. Times in seconds, memory in bytes.
+
+What a reader can compute is written for programs (verdicts, words, attainable speedups), and is not read back.
+"""
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
-from enum import Enum
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from pytest_cudagraph.baseline import normal_name
-from pytest_cudagraph.foreign import printable, without_credentials
-from pytest_cudagraph.report.document_timings import base_fields, baseline_fields, seconds, timing_fields
-from pytest_cudagraph.report.run_tables import tables as tables_of_scenarios
-from pytest_cudagraph.report.table import UNTIMED
-from pytest_cudagraph.units import to_seconds
+from pytest_cudagraph.baseline import latency_change
+from pytest_cudagraph.foreign import without_credentials
+from pytest_cudagraph.report.codec import from_plain, items, located, seconds, to_plain
+from pytest_cudagraph.report.workloads import WorkloadTest
 from pytest_cudagraph.values import (
     Addition,
-    Agreement,
     BatchReport,
     DeviceInfo,
     Finding,
     GraphReport,
     Interval,
     Judgement,
+    LatencyChange,
+    Receipt,
+    SavedBatch,
     Scenario,
     Table,
     Timing,
@@ -32,13 +33,30 @@ from pytest_cudagraph.values import (
 
 SCHEMA = 1
 
+_ARMS = ("eager", "compiled", "replay")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A run as its document has it."""
+
+    reports: tuple[GraphReport, ...] = ()
+    device: DeviceInfo | None = None
+    """Of the first report that has one."""
+    date: str | None = None
+    commit: Mapping[str, Any] | None = None
+    rootdir: str = ""
+    """Paths of findings are shown below it."""
+    workloads: tuple[WorkloadTest, ...] = ()
+    tables: tuple[Table, ...] = ()
+
 
 def document(
     reports: Iterable[GraphReport],
     device: DeviceInfo | None,
     settings: Any,
     additions: Iterable[Addition] = (),
-    workloads: Iterable[Mapping[str, Any]] = (),
+    workloads: Iterable[WorkloadTest] = (),
     *,
     tables: Iterable[Table] = (),
     date: str | None = None,
@@ -48,19 +66,18 @@ def document(
 
     ``date`` is an ISO date and time, ``commit`` the facts of :func:`pytest_cudagraph.environment.commit`.
     """
-    reports = list(reports)
-    found = {
+    parts = {
         "schema": SCHEMA,
         "date": date,
-        "commit": None if commit is None else dict(commit),
-        "device": None if device is None else asdict(device),
-        "settings": _without_credentials(settings if isinstance(settings, Mapping) else asdict(settings)),
+        "commit": commit,
+        "device": device,
+        "settings": without_secrets(settings),
         "tests": [_test(report) for report in reports],
         "workloads": list(workloads),
-        "tables": [asdict(table) for table in (*tables_of_scenarios(reports), *tables)],
+        "tables": list(tables),
         **_added(additions),
     }
-    return {key: _jsonable(value) for key, value in found.items()}
+    return {key: to_plain(part, public=True) for key, part in parts.items()}
 
 
 def _added(additions: Iterable[Addition]) -> dict[str, list[dict[str, Any]]]:
@@ -71,159 +88,201 @@ def _added(additions: Iterable[Addition]) -> dict[str, list[dict[str, Any]]]:
     return lists
 
 
-def _without_credentials(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """A baseline may be a URL with a password in it."""
-    shown = {"baseline": without_credentials(str(settings["baseline"]))} if "baseline" in settings else {}
-    return {**settings, **shown}
+def without_secrets(settings: Any) -> dict[str, Any]:
+    """The settings of a run by name. A baseline may be a URL with a password in it."""
+    shown = dict(settings) if isinstance(settings, Mapping) else asdict(settings)
+    return shown | ({"baseline": without_credentials(str(shown["baseline"]))} if "baseline" in shown else {})
 
 
-def json_text(found: Mapping[str, Any]) -> str:
+def json_text(plain: Mapping[str, Any]) -> str:
     """The document as text."""
-    return json.dumps(found, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    return json.dumps(plain, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def properties(report: GraphReport) -> list[tuple[str, str]]:
-    """JUnit's properties of a test: ``cudagraph.batch_8.speedup`` = ``1.42``. A custom name is part of the key."""
-    is_plain = report.name == normal_name(report.nodeid)
-    prefix = "cudagraph" if is_plain else f"cudagraph.{printable(report.name)}"
-    found = [(f"{prefix}.verdict", report.verdict.value)]
-    for batch in report.batches:
-        found += [(f"{prefix}.batch_{batch.batch_size}.{key}", text) for key, text in _properties(batch)]
-    return found
+def run_of_document(plain: Any) -> Run:
+    """The run that a document tells of. Raises :class:`ValueError` for what is none of schema 1, and a damaged one."""
+    if type(plain) is not dict or type(plain.get("schema")) is not int or plain["schema"] != SCHEMA:
+        raise ValueError(f"not a document of schema {SCHEMA} as --cudagraph-json writes it")
+    try:
+        settings = _read("settings", plain, Mapping[str, Any])
+        return Run(
+            reports=located("tests", lambda each: items(each, _report_of), plain["tests"]),
+            device=_read("device", plain, DeviceInfo | None),
+            date=_read("date", plain, str | None),
+            commit=_read("commit", plain, Mapping[str, Any] | None),
+            rootdir=str(settings.get("rootdir") or ""),
+            workloads=_read("workloads", plain, tuple[WorkloadTest, ...]),
+            tables=_read("tables", plain, tuple[Table, ...]),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
+        reason = f"{error.args[0]} is missing" if isinstance(error, KeyError) else str(error)
+        raise ValueError(f"damaged: {reason}") from error
 
 
-def _properties(batch: BatchReport) -> list[tuple[str, str]]:
-    found = [("verdict", batch.verdict.value)]
-    timing = _timing(batch)
-    if timing is not None:
-        found += [(f"speedup{suffix}", f"{value:.2f}") for suffix, value in _bounds(timing.speedup)]
-        found += [("eager_seconds", f"{to_seconds(timing.medians.eager_ns):.4g}")]
-        found += [("replay_seconds", f"{to_seconds(timing.medians.replay_ns):.4g}")]
-    found += [] if batch.scenario is None else batch.scenario.properties().items()
-    if batch.receipt is not None and batch.receipt.kernels is not None:
-        found.append(("kernels", str(batch.receipt.kernels)))
-    return found
-
-
-def _bounds(speedup: Interval) -> list[tuple[str, float]]:
-    return [("", speedup.estimate), ("_low", speedup.low), ("_high", speedup.high)]
+def _read(key: str, plain: Mapping[str, Any], hint: object) -> Any:
+    return located(key, lambda each: from_plain(hint, each, public=True), plain[key])
 
 
 def _test(report: GraphReport) -> dict[str, Any]:
     return {
         "nodeid": report.nodeid,
         "name": report.name,
-        "verdict": report.verdict.value,
+        "verdict": report.verdict,
+        "device": report.device,
         "gpu": report.gpu or None,
         "compile_mode": report.compile_mode,
-        "compile_seconds": None if report.compile_ns is None else seconds(report.compile_ns),
+        "compile_seconds": seconds(report.compile_ns),
         "findings": [_finding(finding) for finding in report.findings],
-        "judgements": [_judgement(judgement) for judgement in report.judgements],
-        "not_judged": list(report.not_judged),
-        "notes": list(report.notes),
-        "batches": [_batch(batch, report.device, report.name) for batch in report.batches],
+        "judgements": report.judgements,
+        "not_judged": report.not_judged,
+        "notes": report.notes,
+        "batches": [_batch(report, batch) for batch in report.batches],
     }
+
+
+def _report_of(plain: Mapping[str, Any]) -> GraphReport:
+    report = from_plain(GraphReport, {**plain, "gpu": plain["gpu"] or "", "findings": [], "batches": []}, public=True)
+    findings = located("findings", lambda each: items(each, _finding_of), plain["findings"])
+    batches = located(
+        "batches", lambda each: items(each, lambda batch: _batch_of(batch, report.name)), plain["batches"]
+    )
+    return replace(report, findings=findings, batches=batches)
 
 
 def _finding(finding: Finding) -> dict[str, Any]:
-    caller = finding.called_from
-    return {
-        "id": finding.id,
-        "level": finding.level,
-        "file": finding.site.file if finding.site else None,
-        "line": finding.site.line if finding.site else None,
-        "function": finding.site.function if finding.site else None,
-        "called_from": {"file": caller.file, "line": caller.line} if caller else None,
-        "message": finding.message,
-        "evidence": finding.evidence,
-        "fix": finding.fix,
-        "accepted": finding.accepted or None,
-    }
+    """The line of the finding stands beside its other facts."""
+    site = finding.site
+    place = {"file": None, "line": None, "function": None} if site is None else asdict(site)
+    rest = to_plain(finding)
+    del rest["site"]
+    return {**rest, **place, "accepted": finding.accepted or None}
 
 
-def _judgement(judgement: Judgement) -> dict[str, Any]:
-    return {
-        "gate": judgement.gate,
-        "verdict": judgement.verdict.value,
-        "reason": judgement.reason,
-        "evidence": list(judgement.evidence),
-        "remedy": judgement.remedy,
-        "hazard": judgement.hazard or None,
-    }
+def _finding_of(plain: Mapping[str, Any]) -> Finding:
+    site = None if plain["file"] is None else {key: plain[key] for key in ("file", "line", "function")}
+    return from_plain(Finding, {**plain, "site": site, "accepted": plain["accepted"] or ""})
 
 
-def _scenario(scenario: Scenario | None, test: str) -> dict[str, Any] | None:
-    if scenario is None:
-        return None
-    return {
-        "kind": scenario.kind,
-        "has_entry": scenario.has_entry,
-        "properties": dict(scenario.properties()),
-        "tables": [asdict(each) for each in scenario.tables(test)],
-        "result": dict(scenario.document()),
-    }
-
-
-def _batch(batch: BatchReport, device: DeviceInfo | None, test: str) -> dict[str, Any]:
-    timing, receipt = _timing(batch), batch.receipt
+def _batch(report: GraphReport, batch: BatchReport) -> dict[str, Any]:
+    receipt = batch.receipt
     return {
         "batch_size": batch.batch_size,
-        "verdict": batch.verdict.value,
+        "verdict": batch.verdict,
         "word": batch.word,
         "reason": batch.worst.reason if batch.worst else None,
-        "judgements": [_judgement(judgement) for judgement in batch.judgements],
+        "judgements": batch.judgements,
         "min_speedup": batch.min_speedup,
-        **timing_fields(timing),
-        **({} if batch.speedup is None or timing is not None else {"speedup": asdict(batch.speedup)}),
+        "compile_seconds": seconds(batch.compile_ns),
+        **_timing(batch.valid_timing, batch.speedup),
         "kernels": receipt.kernels if receipt else None,
         "capture_seconds": seconds(receipt.capture_ns) if receipt else None,
         "memory_bytes": receipt.memory_bytes if receipt else None,
         "receipt": _receipt(batch),
-        "check": _check(batch.agreement) if batch.agreement else None,
+        "check": batch.agreement,
         "comparison": batch.comparison,
-        "baseline": baseline_fields(batch.baseline, timing, device),
-        "base": base_fields(batch.base),
-        "scenario": _scenario(batch.scenario, test),
+        "baseline": _baseline(report, batch),
+        "base": batch.base,
+        "figures": batch.figures,
+        "scenario": None if batch.scenario is None else _scenario(batch.scenario, report.name),
     }
+
+
+def _batch_of(plain: Mapping[str, Any], test: str) -> BatchReport:
+    timing, saved, scenario = _timing_of(plain), plain["baseline"], plain["scenario"]
+    same = ("batch_size", "judgements", "min_speedup", "compile_seconds", "comparison", "base", "figures")
+    parts = {
+        **{key: plain[key] for key in same},
+        "timing": timing,
+        "speedup": None if timing else plain["speedup"],
+        "receipt": _receipt_of(plain),
+        "agreement": plain["check"],
+        "baseline": saved and {**saved, "name": test, "batch_size": plain["batch_size"]},
+        "scenario": scenario and {**{f"stored_{key}": scenario[key] for key in ("properties", "tables")},
+                                  "stored_document": scenario["result"], **scenario},
+    }  # fmt: skip
+    batch = from_plain(BatchReport, parts, public=True)
+    if batch.batch_size < 1:
+        raise ValueError(f"batch_size: at least 1 is needed, not {batch.batch_size}")
+    return batch
+
+
+_TIMING = tuple(f"{each.name.removesuffix('_ns')}_seconds" if each.name.endswith("_ns") else each.name
+                for each in fields(Timing) if each.name != "medians")  # fmt: skip
+
+
+def _timing(timing: Timing | None, own_speedup: Interval | None) -> dict[str, Any]:
+    """The keys of a batch size that one measurement fills. All are None without one."""
+    if timing is None:
+        return {**dict.fromkeys(_TIMING), "speedup": own_speedup, "attainable_speedup": None}
+    plain = to_plain(timing, public=True)
+    for arm, judged in plain.pop("medians").items():
+        plain[arm] = None if plain[arm] is None else {**plain[arm], "judged": judged}
+    ratio = timing.attainable_ratio
+    return {**plain, "attainable_speedup": None if ratio is None else round(ratio, 6)}
+
+
+def _timing_of(plain: Mapping[str, Any]) -> dict[str, Any] | None:
+    if plain["replay"] is None:
+        return None
+    medians = {arm: plain[arm]["judged"] for arm in _ARMS if plain[arm] is not None}
+    return {**{key: plain[key] for key in _TIMING}, "medians": medians}
 
 
 def _receipt(batch: BatchReport) -> dict[str, Any]:
     """The graph of this batch size, its launches, and why calls did not use it."""
-    receipt = batch.receipt
-    refused = [each.reason for each in batch.judgements if each.verdict is Verdict.NOT_CAPTURED]
+    receipt = batch.receipt or Receipt(batch_size=batch.batch_size, operations=None, kernels=None)
     return {
-        "operations": receipt.operations if receipt else None,
-        "nodes": receipt.kernels if receipt else None,
-        "opaque_regions": receipt.opaque_regions if receipt else None,
-        "replays": receipt.replays if receipt else 0,
-        "fallbacks": [*refused, *(receipt.fallbacks if receipt else ())],
+        "operations": receipt.operations,
+        "nodes": receipt.kernels,
+        "kernel_names": receipt.kernel_names,
+        "not_counted": receipt.not_counted,
+        "opaque_regions": receipt.opaque_regions if batch.receipt else None,
+        "replays": receipt.replays,
+        "fallbacks": [*_refusals(batch.judgements), *receipt.fallbacks],
     }
 
 
-def _check(found: Agreement) -> dict[str, Any]:
-    """The extent of the comparison of replay with eager."""
+def _refusals(judgements: Iterable[Judgement]) -> list[str]:
+    return [each.reason for each in judgements if each.verdict is Verdict.NOT_CAPTURED]
+
+
+def _receipt_of(plain: Mapping[str, Any]) -> dict[str, Any] | None:
+    if plain["capture_seconds"] is None:
+        return None
+    refusals = sum(each["verdict"] == Verdict.NOT_CAPTURED.value for each in plain["judgements"])
+    facts = {key: plain[key] for key in ("batch_size", "kernels", "memory_bytes", "capture_seconds")}
+    return {**plain["receipt"], **facts, "fallbacks": plain["receipt"]["fallbacks"][refusals:]}
+
+
+def _baseline(report: GraphReport, batch: BatchReport) -> dict[str, Any] | None:
+    """The saved entry, its sessions, and where a session of unchanged code would lie today."""
+    if not isinstance(batch.baseline, SavedBatch):
+        return None
+    plain = to_plain(batch.baseline, public=True)
+    del plain["name"], plain["batch_size"]
+    change = change_since_saved(report, batch)
+    return {**plain, "unchanged": None if change is None else _unchanged(change)}
+
+
+def change_since_saved(report: GraphReport, batch: BatchReport) -> LatencyChange | None:
+    """The replay compared with the saved sessions of the same hardware. None without any, or without a valid timing."""
+    timing = batch.valid_timing
+    if timing is None or report.device is None or batch.baseline is None:
+        return None
+    return latency_change(batch.baseline, timing, report.device)
+
+
+def _unchanged(change: LatencyChange) -> dict[str, Any]:
+    low_ns, high_ns = change.unchanged_ns
+    return {"statistic": change.what, "low": seconds(low_ns), "high": seconds(high_ns),
+            "divided": change.reference_ns is not None}  # fmt: skip
+
+
+def _scenario(scenario: Scenario, test: str) -> dict[str, Any]:
     return {
-        "replays": found.replays,
-        "bit_exact": found.bit_exact,
-        "adversaries": list(found.adversaries),
-        "not_compared": list(found.not_compared),
-        "warnings": list(found.warnings),
-        "notes": list(found.notes),
+        "kind": scenario.kind,
+        "has_entry": scenario.has_entry,
+        "properties": scenario.properties(),
+        "tables": scenario.tables(test),
+        "result": scenario.document(),
     }
-
-
-def _timing(batch: BatchReport) -> Timing | None:
-    return None if batch.verdict in UNTIMED else batch.timing
-
-
-def _jsonable(value: Any) -> Any:
-    """A value as JSON: enums by value, paths and other objects as text, numbers that are not finite as null."""
-    if isinstance(value, Enum):
-        return value.value
-    if isinstance(value, Mapping):
-        return {str(key): _jsonable(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return [_jsonable(item) for item in value]
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    return value if value is None or isinstance(value, (str, int)) else str(value)

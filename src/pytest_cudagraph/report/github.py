@@ -9,9 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 
 from pytest_cudagraph.foreign import printable, printable_lines
-from pytest_cudagraph.report.columns import text_of
+from pytest_cudagraph.report.columns import scenario_tables, text_of
 from pytest_cudagraph.report.failure import failure_text
-from pytest_cudagraph.report.run_tables import tables
 from pytest_cudagraph.report.table import UNTIMED, Row, by_device, cells_of, columns_of, rows_of
 from pytest_cudagraph.values import GraphReport, Site, Verdict
 
@@ -54,7 +53,7 @@ def _parts(reports: Sequence[GraphReport], closing: Sequence[str], left_out: str
     for device, own in by_device(reports).items():
         yield f"<h3>{_plain(device)}</h3>"
         yield _table([row for report in own for row in rows_of(report)])
-        yield from _text([line for each in tables(own) for line in text_of(each)])
+        yield from _text([line for each in scenario_tables(own) if each.in_terminal for line in text_of(each)])
     yield from _text(closing)
 
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from pytest_cudagraph.report.document_rows import device_of_document, rows_of_document
-from pytest_cudagraph.report.page_tables import findings_of, tables_of
+from pytest_cudagraph.report.document import Run
 from pytest_cudagraph.report.page_tests import FACTS, kind_of, page_rows, page_tests
 from pytest_cudagraph.report.rendering import rendered
-from pytest_cudagraph.report.table import Row, without_common_folder
+from pytest_cudagraph.report.run_tables import named
+from pytest_cudagraph.report.table import Row, device_text, rows_of, without_common_folder
+from pytest_cudagraph.values import DeviceInfo, Finding, Site
 
 _FOLDED_ROWS = 400
 """With more rows, table and tests are folded, so that the page opens at once."""
@@ -18,27 +19,26 @@ _FOLDED_ROWS = 400
 _WORST = ("not captured", "wrong", "failed", "slower", "inconclusive", "no baseline yet", "not judged", "passed")
 
 
-def page(found: Mapping[str, Any]) -> str:
-    """The page as text. Raises :class:`ValueError` for what is no document of schema 1.
+def page(run: Run) -> str:
+    """The page as text.
 
-    :class:`~pytest_cudagraph.errors.CudagraphError` without jinja2. Sections that this version does not know are left
-    out.
+    Raises :class:`~pytest_cudagraph.errors.CudagraphError` without jinja2, and :class:`ValueError` for numbers that no
+    measurement gives.
     """
-    rows = rows_of_document(found)
     try:
-        view = _view(found, rows)
-    except (KeyError, TypeError, AttributeError, OverflowError) as exc:
-        raise ValueError(f"damaged: {exc!r}") from exc
+        view = _view(run, [row for report in run.reports for row in rows_of(report)])
+    except (ArithmeticError, LookupError, TypeError) as error:
+        raise ValueError(f"damaged: {error!r}") from error
     return rendered("run.html", view)
 
 
-def _view(found: Mapping[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
-    shown = page_rows(found, without_common_folder(rows))
+def _view(run: Run, rows: Sequence[Row]) -> dict[str, Any]:
+    shown = page_rows(run.reports, without_common_folder(rows))
     folded = len(rows) > _FOLDED_ROWS
-    tests = page_tests(found, folded=folded)
+    tests = page_tests(run.reports, folded=folded)
     return {
         "title": f"CUDA graphs: {_counts_text(rows)}",
-        "subtitle": " · ".join(_subtitle(found)),
+        "subtitle": " · ".join(_subtitle(run)),
         "counts": _counts(rows),
         "rows": shown,
         "rows_folded": folded,
@@ -47,9 +47,9 @@ def _view(found: Mapping[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
         "saved": any(test["sessions"] for test in tests),
         "tests": tests,
         "fact_titles": FACTS,
-        "findings": findings_of(found),
-        "tables": tables_of(found),
-        "machine": _machine(found),
+        "findings": _findings(run),
+        "tables": run.tables,
+        "machine": _machine(run.device),
     }
 
 
@@ -63,17 +63,13 @@ def _counts_text(rows: Sequence[Row]) -> str:
     return ", ".join(f"{each['number']} {each['word']}" for each in _counts(rows)) or "nothing measured"
 
 
-def _subtitle(found: Mapping[str, Any]) -> list[str]:
+def _subtitle(run: Run) -> list[str]:
     """``2026-11-22 10:00 UTC``, ``commit 1a2b3c4 on main, with uncommitted changes``, the device."""
-    parts = []
-    if found.get("date"):
-        parts.append(f"{found['date'][:16].replace('T', ' ')} UTC")
-    commit = found.get("commit")
-    if commit:
-        dirty = ", with uncommitted changes" if commit.get("dirty") else ""
-        parts.append(f"commit {commit['id'][:7]} on {commit.get('branch')}{dirty}")
-    device = device_of_document(found)
-    return [*parts, device] if device else parts
+    parts = [f"{run.date[:16].replace('T', ' ')} UTC"] if run.date else []
+    if run.commit:
+        dirty = ", with uncommitted changes" if run.commit.get("dirty") else ""
+        parts.append(f"commit {str(run.commit.get('id'))[:7]} on {run.commit.get('branch')}{dirty}")
+    return [*parts, device_text(run.device)] if run.device else parts
 
 
 _MACHINE = {
@@ -91,6 +87,42 @@ _MACHINE = {
 }
 
 
-def _machine(found: Mapping[str, Any]) -> list[tuple[str, str]]:
-    device = found.get("device") or {}
-    return [(name, str(device[key])) for key, name in _MACHINE.items() if device.get(key) is not None]
+def _machine(device: DeviceInfo | None) -> list[tuple[str, str]]:
+    facts = [(name, getattr(device, key, None)) for key, name in _MACHINE.items()]
+    return [(name, str(fact)) for name, fact in facts if fact is not None]
+
+
+def _findings(run: Run) -> list[Mapping[str, Any]]:
+    """Each finding of the audit once, with the tests that have it. Errors first, then warnings."""
+    tests: dict[Finding, list[str]] = {}
+    for report in run.reports:
+        for finding in report.findings:
+            tests.setdefault(finding, []).append(report.name)
+    shown = [_finding(finding, names, run.rootdir) for finding, names in tests.items()]
+    return sorted(shown, key=lambda each: (each["level"] != "error", each["level"] != "warning"))
+
+
+def _finding(finding: Finding, names: Iterable[str], root: str) -> dict[str, Any]:
+    return {
+        "level": finding.level,
+        "id": finding.id,
+        "place": _place(finding, root),
+        "message": finding.message,
+        "evidence": finding.evidence,
+        "remedy": f"accepted: {finding.accepted}" if finding.accepted else finding.fix,
+        "kind": {"error": "bad", "warning": "warn"}.get(finding.level, "none"),
+        "tests": named(names),
+    }
+
+
+def _place(finding: Finding, root: str) -> str:
+    """``model.py:12 in forward, called from tests/test_model.py:4``. Below the root directory, paths are relative."""
+    site, caller = finding.site, finding.called_from
+    if site is None:
+        return ""
+    inside = f" in {site.function}" if site.function else ""
+    return _line(site, root) + inside + (f", called from {_line(caller, root)}" if caller else "")
+
+
+def _line(site: Site, root: str) -> str:
+    return f"{site.file.removeprefix(f'{root}/') if root else site.file}:{site.line}"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from pytest_cudagraph.report.document import change_since_saved
 from pytest_cudagraph.report.plots import (
     LatencyLane,
     SessionLane,
@@ -24,9 +25,8 @@ from pytest_cudagraph.units import (
     plural,
     seconds_text,
     signed_text,
-    to_ns,
 )
-from pytest_cudagraph.values import Verdict
+from pytest_cudagraph.values import BatchReport, GraphReport, Judgement, SavedBatch, Timing, Verdict
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -34,8 +34,7 @@ if TYPE_CHECKING:
 _OPEN = 20
 """Failing tests that are unfolded. With more of them a page is read by its table."""
 
-# "missing" is a word of earlier versions.
-_KINDS = {"missing": "none", "passed": "ok", "inconclusive": "warn", "not judged": "none", "no baseline yet": "none"}
+_KINDS = {"passed": "ok", "inconclusive": "warn", "not judged": "none", "no baseline yet": "none"}
 
 FACTS = ("batch", "kernels", "memory", "capture", "noise", "detectable", "blocks", "since saved", "check")
 """The titles of the table of measurements."""
@@ -66,9 +65,9 @@ class PageRow(NamedTuple):
     notes: Sequence[str]
 
 
-def page_rows(found: Mapping[str, Any], rows: Sequence[Row]) -> list[PageRow]:
-    """The table. ``rows`` are those of the document, in its order."""
-    places = [(at, batch) for at, test in enumerate(found["tests"]) for batch in test["batches"] or [{}]]
+def page_rows(reports: Sequence[GraphReport], rows: Sequence[Row]) -> list[PageRow]:
+    """The table. ``rows`` are those of the reports, in their order."""
+    places = [(number, batch) for number, report in enumerate(reports) for batch in report.batches or (None,)]
     points = [_point(batch) for _, batch in places]
     mark = speedup_scale(point for point in points if point)
     shown, last = [], -1
@@ -78,12 +77,13 @@ def page_rows(found: Mapping[str, Any], rows: Sequence[Row]) -> list[PageRow]:
     return shown
 
 
-def _row(number: int, row: Row, batch: Mapping[str, Any], mark: Markup | str, *, again: bool) -> PageRow:
+def _row(number: int, row: Row, batch: BatchReport | None, mark: Markup | str, *, again: bool) -> PageRow:
     cells = dict(
         zip((each.title for each in columns_of(True)), cells_of(row, compiled=True, interval=True), strict=True)
     )
     file, separator, test = row.test.partition("::")
-    limit = batch.get("attainable_speedup")
+    timing = batch.valid_timing if batch else None
+    limit = timing.attainable_ratio if timing else None
     return PageRow(
         number=number,
         again=again,
@@ -98,29 +98,21 @@ def _row(number: int, row: Row, batch: Mapping[str, Any], mark: Markup | str, *,
     )
 
 
-def _point(batch: Mapping[str, Any]) -> SpeedupPoint | None:
-    speedup = batch.get("speedup")
-    if not speedup or not speedup["estimate"]:
+def _point(batch: BatchReport | None) -> SpeedupPoint | None:
+    timing = batch.valid_timing if batch else None
+    if batch is None or timing is None or not timing.speedup.estimate:
         return None
+    speedup = timing.speedup
     return SpeedupPoint(
-        batch_size=int(batch["batch_size"]),
-        estimate=float(speedup["estimate"]),
-        low=float(speedup["low"] or 0.0),
-        high=math.inf if speedup["high"] is None else float(speedup["high"]),
-        target=_number(batch["min_speedup"]),
-        attainable=_number(batch.get("attainable_speedup")),
-    )
+        batch_size=batch.batch_size, estimate=speedup.estimate, low=speedup.low, high=speedup.high,
+        target=batch.min_speedup, attainable=timing.attainable_ratio,
+    )  # fmt: skip
 
 
-def _number(value: Any) -> float | None:
-    return None if value is None else float(value)
-
-
-def page_tests(found: Mapping[str, Any], *, folded: bool) -> list[dict[str, Any]]:
+def page_tests(reports: Sequence[GraphReport], *, folded: bool) -> list[dict[str, Any]]:
     """Each test with its details, the worst first. Failing tests are unfolded unless the page is ``folded``."""
-    severity = {each.value: each.severity for each in Verdict}
-    ranked = sorted(enumerate(found["tests"]), key=lambda each: -severity.get(each[1]["verdict"], 0))
-    tests = [_test(number, test) for number, test in ranked]
+    ranked = sorted(enumerate(reports), key=lambda each: -each[1].verdict.severity)
+    tests = [_test(number, report) for number, report in ranked]
     bad = sum(test["kind"] == "bad" for test in tests)
     for test in tests:
         is_open = test["kind"] == "bad" if bad else len(tests) == 1
@@ -128,107 +120,105 @@ def page_tests(found: Mapping[str, Any], *, folded: bool) -> list[dict[str, Any]
     return tests
 
 
-def _test(number: int, test: Mapping[str, Any]) -> dict[str, Any]:
-    batches, word = test["batches"], test["verdict"].replace("-", " ")
+def _test(number: int, report: GraphReport) -> dict[str, Any]:
+    batches, word = report.batches, report.verdict.value.replace("-", " ")
+    sessions = [_sessions(report, batch, batch.baseline) for batch in batches if isinstance(batch.baseline, SavedBatch)]
     return {
         "number": number,
-        "name": test["name"],
+        "name": report.name,
         "word": word,
-        "words": "|".join(sorted({word, *(str(batch.get("word", "")) for batch in batches)})),
+        "words": "|".join(sorted({word, *(batch.word for batch in batches)})),
         "kind": kind_of(word),
-        "summary": ", ".join(_summary(test)),
-        "judged": [_judged("", each) for each in _told(test)]
-        + [_judged(f", batch {batch['batch_size']}", each) for batch in batches for each in _told(batch)],
+        "summary": ", ".join(_summary(report)),
+        "judged": [_judged("", each) for each in _told(report.judgements)]
+        + [_judged(f", batch {batch.batch_size}", each) for batch in batches for each in _told(batch.judgements)],
         "speedups": drawn(speedup_plot([point for batch in batches if (point := _point(batch))])),
         "latencies": drawn(latency_plot([lane for batch in batches for lane in _lanes(batch)])),
-        "sessions": drawn(history_plot([_sessions(batch) for batch in batches if batch.get("baseline")])),
-        "facts": [_facts(batch) for batch in batches if batch.get("replay")],
+        "sessions": drawn(history_plot(sessions)),
+        "facts": [_facts(report, batch, timing) for batch in batches if (timing := batch.valid_timing)],
     }
 
 
-def _summary(test: Mapping[str, Any]) -> Iterator[str]:
-    if test["batches"]:
-        yield plural(len(test["batches"]), "batch size")
-    if test.get("compile_mode", "none") != "none":
-        seconds = test.get("compile_seconds")
-        yield test["compile_mode"] + (f", compiled in {seconds_text(to_ns(seconds))}" if seconds else "")
-    if test.get("gpu"):
-        yield test["gpu"]
+def _summary(report: GraphReport) -> Iterator[str]:
+    if report.batches:
+        yield plural(len(report.batches), "batch size")
+    if report.compile_mode != "none":
+        yield report.compile_mode + (f", compiled in {seconds_text(report.compile_ns)}" if report.compile_ns else "")
+    if report.gpu:
+        yield report.gpu
 
 
-def _told(judged: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def _told(judgements: Iterable[Judgement]) -> list[Judgement]:
     """The judgements that did not pass, the worst first. What was not judged has a section of its own."""
-    told = [each for each in judged.get("judgements", ()) if each["verdict"] not in ("passed", "not-judged")]
-    order = [each.value for each in Verdict]
-    return sorted(told, key=lambda each: -order.index(each["verdict"]) if each["verdict"] in order else 0)
+    told = [each for each in judgements if each.verdict not in (Verdict.PASSED, Verdict.NOT_JUDGED)]
+    return sorted(told, key=lambda each: -each.verdict.severity)
 
 
-def _judged(where: str, judgement: Mapping[str, Any]) -> dict[str, Any]:
-    verdict = judgement["verdict"].replace("-", " ")
+def _judged(where: str, judgement: Judgement) -> dict[str, Any]:
+    verdict = judgement.verdict.value.replace("-", " ")
     return {
         "kind": kind_of(verdict),
-        "title": f"{judgement['gate']}{where}: {verdict}.",
-        "reason": judgement["reason"],
-        "evidence": judgement["evidence"],
-        "remedy": judgement["remedy"],
+        "title": f"{judgement.gate}{where}: {verdict}.",
+        "reason": judgement.reason,
+        "evidence": judgement.evidence,
+        "remedy": judgement.remedy,
     }
 
 
-def _lanes(batch: Mapping[str, Any]) -> Iterator[LatencyLane]:
-    for arm in ("eager", "compiled", "replay"):
-        latency = batch.get(arm)
-        # Documents of earlier versions have fewer quantiles.
-        if latency and latency.get("minimum"):
-            quantiles = (to_ns(float(latency[key])) for key in ("minimum", "q25", "median", "q75", "q90"))
-            yield LatencyLane(int(batch["batch_size"]), arm, *quantiles)
+def _lanes(batch: BatchReport) -> Iterator[LatencyLane]:
+    timing = batch.valid_timing
+    arms = {"eager": timing.eager, "compiled": timing.compiled, "replay": timing.replay} if timing else {}
+    for arm, each in arms.items():
+        if each is not None:
+            quantiles = (each.minimum_ns, each.q25_ns, each.median_ns, each.q75_ns, each.q90_ns)
+            yield LatencyLane(batch.batch_size, arm, *quantiles)
 
 
-def _sessions(batch: Mapping[str, Any]) -> SessionLane:
+def _sessions(report: GraphReport, batch: BatchReport, saved: SavedBatch) -> SessionLane:
     """The saved sessions as the machine is now: scaled by the reference workload where the comparison was divided."""
-    saved, unchanged = batch["baseline"], batch["baseline"].get("unchanged") or {}
-    key = "q25" if unchanged.get("statistic") == "lower quartile" else "median"
-    reference = batch.get("reference") if unchanged.get("divided") else None
-    scale = _scale_by(float(reference[key]), f"reference_{key}") if reference else (lambda _: 1.0)
+    change, timing = change_since_saved(report, batch), batch.valid_timing
+    name = "q25_ns" if change and change.what == "lower quartile" else "median_ns"
+    now = getattr(timing.reference, name) if timing and timing.reference and change and change.reference_ns else None
+    low, high = change.unchanged_ns if change else (None, None)
     return SessionLane(
-        batch_size=int(batch["batch_size"]),
-        saved=[to_ns(float(each[key])) * scale(each) for each in saved.get("sessions", ())],
-        today=to_ns(float(batch["replay"][key])) if batch.get("replay") else None,
-        low=to_ns(float(unchanged["low"])) if unchanged else None,
-        high=to_ns(float(unchanged["high"])) if unchanged else None,
+        batch_size=batch.batch_size,
+        saved=[getattr(each, name) * _scale(now, getattr(each, f"reference_{name}")) for each in saved.sessions],
+        today=getattr(timing.replay, name) if timing else None,
+        low=low,
+        high=high,
     )
 
 
-def _scale_by(now_s: float, key: str) -> Callable[[Mapping[str, Any]], float]:
-    return lambda session: now_s / float(session[key]) if session.get(key) else 1.0
+def _scale(now_ns: float | None, saved_ns: float | None) -> float:
+    return now_ns / saved_ns if now_ns and saved_ns else 1.0
 
 
-def _facts(batch: Mapping[str, Any]) -> list[str]:
-    memory, capture, detectable = (batch.get(key) for key in ("memory_bytes", "capture_seconds", "detectable_ratio"))
-    noise, discarded = batch.get("noise_ratio"), batch.get("discarded")
+def _facts(report: GraphReport, batch: BatchReport, timing: Timing) -> list[str]:
+    receipt, check = batch.receipt, batch.agreement
+    kernels, memory = (receipt.kernels, receipt.memory_bytes) if receipt else (None, None)
+    exact = ", bit-exact" if check and check.bit_exact else ""
     return [
-        str(batch["batch_size"]),
-        _NONE if batch["kernels"] is None else str(batch["kernels"]),
+        str(batch.batch_size),
+        _NONE if kernels is None else str(kernels),
         _NONE if memory is None else bytes_text(memory),
-        _NONE if capture is None else seconds_text(to_ns(capture)),
-        _NONE if noise is None else percent_text(noise),
-        _NONE if detectable is None else percent_text(detectable),
-        f"{batch['blocks']} (+{discarded} discarded)" if discarded else str(batch["blocks"]),
-        _since_saved(batch),
-        _check_text(batch.get("check")),
+        _NONE if receipt is None else seconds_text(receipt.capture_ns),
+        _ratio(timing.noise_ratio),
+        _ratio(timing.detectable_ratio),
+        f"{timing.blocks} (+{timing.discarded} discarded)" if timing.discarded else str(timing.blocks),
+        _since_saved(report, batch),
+        f"{plural(check.replays, 'replay')}{exact}" if check else _NONE,
     ]
 
 
-def _since_saved(batch: Mapping[str, Any]) -> str:
+def _ratio(ratio: float) -> str:
+    return percent_text(ratio) if math.isfinite(ratio) else _NONE
+
+
+def _since_saved(report: GraphReport, batch: BatchReport) -> str:
     """Today's value against the middle of the prediction interval."""
-    if not batch.get("baseline") or not batch["baseline"].get("unchanged"):
+    if not isinstance(batch.baseline, SavedBatch):
         return _NONE
-    lane = _sessions(batch)
+    lane = _sessions(report, batch, batch.baseline)
     if lane.today is None or not lane.low or not lane.high:
         return _NONE
     return signed_text(lane.today / math.sqrt(lane.low * lane.high))
-
-
-def _check_text(check: Mapping[str, Any] | None) -> str:
-    if not check:
-        return _NONE
-    return f"{plural(check['replays'], 'replay')}{', bit-exact' if check['bit_exact'] else ''}"

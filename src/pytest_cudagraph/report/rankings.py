@@ -1,55 +1,54 @@
-"""The rankings of a run, and what moved between two runs, as tables.
-
-Everything comes from the JSON document, so a saved run gives the same tables.
-"""
+"""The rankings of a run, and what moved between two runs, as tables."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from pytest_cudagraph.report.columns import MAX_WIDTH, Column, grid, shorten
-from pytest_cudagraph.report.workloads import Ranks, WorkloadCell, cells_of, change, ranks
+from pytest_cudagraph.report.columns import text_of
+from pytest_cudagraph.report.workloads import Ranks, WorkloadCell, WorkloadTest, cells_of, change, ranks
 from pytest_cudagraph.units import factor_text, latency_text
-from pytest_cudagraph.values import LatencyChange
+from pytest_cudagraph.values import Column, GraphReport, LatencyChange, Table
 
 _BYTES_OF_MIB = 1 << 20
 
-TITLES = ("workload", "batch", "rank", "by", "latency", "rows/s", "rows/s/MiB", "over eager", "at most")
+_TITLES = ("workload", "batch", "rank", "by", "latency", "rows/s", "rows/s/MiB", "over eager", "at most")
 _WORDS = ("workload", "by", "")
 """Titles of columns with words. The others have numbers."""
 
 
-def rankings(document: Mapping[str, Any]) -> list[str]:
-    """One table for each group. Empty without a workload. Raises :class:`ValueError` for a damaged document."""
-    ranked = _ranked(document)
-    lines: list[str] = []
-    for group in dict.fromkeys(cell.group for cell, _ in ranked):
-        own = [(cell, rank) for cell, rank in ranked if cell.group == group]
-        title, *rows = _grid(TITLES, [_row(*each) for each in own])
-        judged = any(rank for _, rank in own) or not any(cell.session for cell, _ in own)
-        lines += [f"workloads: {group}{'' if judged else '; speed is not judged here'}", title]
-        for (cell, _), row in zip(own, rows, strict=True):
-            lines += [row, *_notes(cell)]
-    return lines
+def ranking_tables(reports: Iterable[GraphReport], workloads: Iterable[WorkloadTest]) -> list[Table]:
+    """One table for each group of workloads. A rank is a range where the measurement does not decide."""
+    cells = cells_of(reports, workloads)
+    ranked = sorted(zip(cells, ranks(cells), strict=True), key=_order)
+    groups = dict.fromkeys(cell.group for cell, _ in ranked)
+    return [_ranking(group, [each for each in ranked if each[0].group == group]) for group in groups]
 
 
-def ranking_rows(document: Mapping[str, Any]) -> list[list[str]]:
-    """The same as rows of one table: the group, :data:`TITLES`, the reason."""
-    return [[cell.group, *_row(cell, rank), cell.reason] for cell, rank in _ranked(document)]
+def _ranking(group: str, ranked: Sequence[tuple[WorkloadCell, Ranks | None]]) -> Table:
+    judged = any(rank for _, rank in ranked) or not any(cell.session for cell, _ in ranked)
+    return _table(
+        f"workloads: {group}",
+        _TITLES,
+        [_row(*each) for each in ranked],
+        [cell.reason for cell, _ in ranked],
+        "" if judged else "speed is not judged here",
+    )
 
 
-def _ranked(document: Mapping[str, Any]) -> list[tuple[WorkloadCell, Ranks | None]]:
-    cells = cells_of(document)
-    return sorted(zip(cells, ranks(cells), strict=True), key=_order)
-
-
-def _grid(titles: Sequence[str], rows: Sequence[list[str]]) -> list[str]:
+def _table(
+    title: str, titles: Sequence[str], rows: Sequence[list[str]], reasons: Sequence[str], note: str = ""
+) -> Table:
     """A table without the columns that have nothing to show."""
-    columns = [Column(title=title, right=title not in _WORDS) for title in titles]
     used = [index for index in range(len(titles)) if any(row[index] != "-" for row in rows)]
-    return grid([columns[index] for index in used], [[row[index] for index in used] for row in rows])
+    return Table(
+        title=title,
+        columns=tuple(Column(title=titles[index], right=titles[index] not in _WORDS) for index in used),
+        rows=tuple(tuple(row[index] for index in used) for row in rows),
+        remarks=tuple((reason,) if reason else () for reason in reasons),
+        note=note,
+    )
 
 
 def _order(ranked: tuple[WorkloadCell, Ranks | None]) -> tuple[Any, ...]:
@@ -87,19 +86,12 @@ def _over_eager(cell: WorkloadCell) -> str:
     return factor_text(cell.over_eager_ratio) + bounds
 
 
-def _notes(cell: WorkloadCell) -> list[str]:
-    return [f"  {shorten(cell.reason, MAX_WIDTH - 2)}"] if cell.reason else []
-
-
 _CHANGE_TITLES = ("workload", "batch", "by", "before", "after", "change", "")
 
 
-def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """What moved from one run to another beyond the intervals, and how many cells did not.
-
-    Raises :class:`ValueError` for a damaged document.
-    """
-    before, after = ({cell.key: cell for cell in cells_of(each)} for each in (old, new))
+def changes(old: Sequence[WorkloadCell], new: Sequence[WorkloadCell]) -> list[str]:
+    """What moved from one run to another beyond the intervals, and how many cells did not."""
+    before, after = ({cell.key: cell for cell in cells} for cells in (old, new))
     pairs = [(before.get(key), after.get(key)) for key in dict.fromkeys([*before, *after])]
     moved = [(one, other, word) for one, other in pairs if (word := _moved(one, other))]
     within = sum(change(*pair) is not None and not _moved(*pair) for pair in pairs)
@@ -107,13 +99,10 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     counted = f"{len(moved)} moved, {within} within the intervals" + f", {others} not compared" * bool(others)
     if not moved:
         return [counted]
-    reasons = {(cell.group, cell.workload): cell for cell in after.values() if not cell.session}
-    title, *rows = _grid(_CHANGE_TITLES, [_change_row(*each) for each in moved])
-    lines = [title]
-    for (one, other, _), row in zip(moved, rows, strict=True):
-        why = other or (reasons.get((one.group, one.workload)) if one else None)
-        lines += [row, *(_notes(why) if why else [])]
-    return [*lines, counted]
+    whole = {(cell.group, cell.workload): cell for cell in after.values() if not cell.session}
+    why = [other or (whole.get((one.group, one.workload)) if one else None) for one, other, _ in moved]
+    rows, reasons = [_change_row(*each) for each in moved], [cell.reason if cell else "" for cell in why]
+    return [*text_of(_table("", _CHANGE_TITLES, rows, reasons))[1:], counted]
 
 
 def _moved(one: WorkloadCell | None, other: WorkloadCell | None) -> str:

@@ -1,15 +1,16 @@
-"""The tables of a run, one per device."""
+"""The results of a run: a table per device for people, properties for JUnit."""
 
 from __future__ import annotations
 
 import math
 import posixpath
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from pytest_cudagraph.report.columns import MAX_WIDTH, Column, fits, grid, text_of, wrapped
-from pytest_cudagraph.report.run_tables import tables
-from pytest_cudagraph.units import factor_text, latency_text, plural
+from pytest_cudagraph.baseline import normal_name
+from pytest_cudagraph.foreign import printable
+from pytest_cudagraph.report.columns import MAX_WIDTH, Column, fits, grid, scenario_tables, text_of, wrapped
+from pytest_cudagraph.units import factor_text, latency_text, plural, to_seconds
 from pytest_cudagraph.values import (
     BatchReport,
     DeviceInfo,
@@ -75,7 +76,7 @@ def table(reports: Iterable[GraphReport], added: Sequence[ReportColumn] = ()) ->
         short = without_common_folder(rows)
         shown = {row.test: other.test for row, other in zip(rows, short, strict=True)}
         lines += [device, *render(short, added)]
-        lines += [line for each in tables(own) if each.in_terminal for line in text_of(each, shown)]
+        lines += [line for each in scenario_tables(own) if each.in_terminal for line in text_of(each, shown)]
     return lines
 
 
@@ -107,7 +108,7 @@ def rows_of(report: GraphReport, added: Sequence[ReportColumn] = ()) -> list[Row
 
 
 def _row(report: GraphReport, batch: BatchReport, added: Sequence[ReportColumn]) -> Row:
-    timing = None if batch.verdict in UNTIMED else batch.timing
+    timing = batch.valid_timing
     return Row(
         test=report.name,
         batch_size=batch.batch_size,
@@ -218,3 +219,27 @@ def _with_notes(rows: Sequence[Row], lines: Sequence[str]) -> list[str]:
 def notes_of(row: Row) -> list[str]:
     """What is shown below a row."""
     return [note for note in (row.note, _slower_than_compiled(row)) if note]
+
+
+def properties(report: GraphReport) -> list[tuple[str, str]]:
+    """JUnit's properties of a test: ``cudagraph.batch_8.speedup`` = ``1.42``. A custom name is part of the key."""
+    is_plain = report.name == normal_name(report.nodeid)
+    prefix = "cudagraph" if is_plain else f"cudagraph.{printable(report.name)}"
+    pairs = [(f"{prefix}.verdict", report.verdict.value)]
+    for batch in report.batches:
+        pairs += [(f"{prefix}.batch_{batch.batch_size}.{key}", text) for key, text in _properties(batch)]
+    return pairs
+
+
+def _properties(batch: BatchReport) -> Iterator[tuple[str, str]]:
+    yield "verdict", batch.verdict.value
+    timing = batch.valid_timing
+    if timing is not None:
+        for end, suffix in (("estimate", ""), ("low", "_low"), ("high", "_high")):
+            yield f"speedup{suffix}", f"{getattr(timing.speedup, end):.2f}"
+        yield "eager_seconds", f"{to_seconds(timing.medians.eager_ns):.4g}"
+        yield "replay_seconds", f"{to_seconds(timing.medians.replay_ns):.4g}"
+    if batch.scenario is not None:
+        yield from batch.scenario.properties().items()
+    if batch.receipt is not None and batch.receipt.kernels is not None:
+        yield "kernels", str(batch.receipt.kernels)

@@ -1,15 +1,36 @@
-"""The tests with the mark ``workload`` as cells that can be ranked, from the values of the JSON document."""
+"""The tests with the mark ``workload`` as cells that can be ranked."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from pytest_cudagraph.baseline import change_of_sessions, session_of_arm
-from pytest_cudagraph.report.document_rows import device_of_document
-from pytest_cudagraph.units import NS_PER_S, to_ns
-from pytest_cudagraph.values import Interval, Latency, LatencyChange, Session, Verdict
+from pytest_cudagraph.report.table import device_text
+from pytest_cudagraph.units import NS_PER_S
+from pytest_cudagraph.values import (
+    BatchReport,
+    GraphReport,
+    Interval,
+    Latency,
+    LatencyChange,
+    Session,
+    Timing,
+    Verdict,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadTest:
+    """A test with the mark ``workload``."""
+
+    nodeid: str
+    group: str
+    name: str
+    error: str | None = None
+    """The first line of what ended the test. None where it passed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,98 +95,80 @@ def change(before: WorkloadCell | None, after: WorkloadCell | None) -> LatencyCh
     return change_of_sessions([before.session], after.session)
 
 
-def cells_of(document: Mapping[str, Any]) -> list[WorkloadCell]:
-    """The cells of all workloads of a run, in the order of the tests. No test with the mark is left out.
-
-    Raises :class:`ValueError` for a damaged document.
-    """
-    try:
-        tests: dict[str, list[Mapping[str, Any]]] = {}
-        for test in document["tests"]:
-            tests.setdefault(test["nodeid"], []).append(test)
-        machine = f"{device_of_document(document)}, Python {(document['device'] or {}).get('python')}"
-        found: list[WorkloadCell] = []
-        for each in document.get("workloads", ()):
-            found += _cells(each, tests.get(each["nodeid"], []), machine)
-    except (KeyError, TypeError, AttributeError, ArithmeticError) as exc:
-        raise ValueError(f"damaged: {exc!r}") from exc
+def cells_of(reports: Iterable[GraphReport], workloads: Iterable[WorkloadTest]) -> list[WorkloadCell]:
+    """The cells of all workloads of a run, in the order of the tests. No test with the mark is left out."""
+    tests: dict[str, list[GraphReport]] = {}
+    for report in reports:
+        tests.setdefault(report.nodeid, []).append(report)
+    cells = [cell for each in workloads for cell in _cells(each, tests.get(each.nodeid, []))]
     # Eager is measured beside each compile mode of a model. The first one counts.
-    timed = {cell.key: cell for cell in reversed(found) if cell.session}
-    return [cell for cell in found if not cell.session or timed[cell.key] is cell]
+    timed = {cell.key: cell for cell in reversed(cells) if cell.session}
+    return [cell for cell in cells if not cell.session or timed[cell.key] is cell]
 
 
-def _cells(entry: Mapping[str, Any], tests: Sequence[Mapping[str, Any]], machine: str) -> Iterator[WorkloadCell]:
-    whole = WorkloadCell(group=entry["group"], workload=entry["name"], batch_size=None, way="-")
-    for test in tests:
+def _cells(entry: WorkloadTest, reports: Sequence[GraphReport]) -> Iterator[WorkloadCell]:
+    whole = WorkloadCell(group=entry.group, workload=entry.name, batch_size=None, way="-")
+    for report in reports:
         # A test that measures more than one model names each.
-        part = f": {str(test['name']).rpartition('::')[2]}" if len(tests) > 1 else ""
-        yield from _of_test(replace(whole, workload=entry["name"] + part), test, machine)
-    if entry["error"] and not any(Verdict(test["verdict"]).fails for test in tests):
-        yield replace(whole, reason=entry["error"])
-    elif not tests:
+        part = f": {report.name.rpartition('::')[2]}" if len(reports) > 1 else ""
+        yield from _of_report(replace(whole, workload=entry.name + part), report)
+    if entry.error and not any(report.verdict.fails for report in reports):
+        yield replace(whole, reason=entry.error)
+    elif not reports:
         yield replace(whole, reason="nothing was measured")
 
 
-def _of_test(whole: WorkloadCell, test: Mapping[str, Any], machine: str) -> Iterator[WorkloadCell]:
-    mode = test["compile_mode"]
+def _of_report(whole: WorkloadCell, report: GraphReport) -> Iterator[WorkloadCell]:
+    mode = report.compile_mode
     graph = replace(whole, way="graph" if mode == "none" else f"{mode} + graph")
-    for batch in test["batches"]:
-        reason = f"{batch['word']}: {batch['reason']}" if Verdict(batch["verdict"]).fails else ""
-        of_graph = replace(graph, batch_size=batch["batch_size"], reason=reason, is_judged=_is_judged(batch))
-        if batch["replay"] and batch["replay"]["q25"]:
-            yield from _of_batch(replace(of_graph, measurement=(test["name"], batch["batch_size"])), batch, machine)
+    for batch in report.batches:
+        reason = f"{batch.word}: {batch.worst.reason}" if batch.verdict.fails and batch.worst else ""
+        of_graph = replace(graph, batch_size=batch.batch_size, reason=reason, is_judged=_is_judged(batch))
+        if batch.valid_timing is not None:
+            yield from _of_batch(replace(of_graph, measurement=(report.name, batch.batch_size)), report, batch)
         else:
             yield replace(of_graph, reason=reason or "nothing was timed")
-    if not test["batches"]:
-        reasons = [each["reason"] for each in test["judgements"] if each["verdict"] == test["verdict"]]
-        yield replace(graph, reason=": ".join([test["verdict"].replace("-", " "), *reasons[:1]]))
+    if not report.batches:
+        reasons = [each.reason for each in report.judgements if each.verdict is report.verdict]
+        yield replace(graph, reason=": ".join([report.verdict.value.replace("-", " "), *reasons[:1]]))
 
 
-def _is_judged(batch: Mapping[str, Any]) -> bool:
-    speedup, judgements = batch["speedup"], batch.get("judgements", ())  # of earlier versions none
-    if speedup is None or None in speedup.values():
+def _is_judged(batch: BatchReport) -> bool:
+    if batch.valid_timing is None or not _has_bounds(batch.valid_timing.speedup):
         return False
-    return not any(each["gate"] == "speedup" and each["verdict"] == Verdict.NOT_JUDGED.value for each in judgements)
+    return not any(each.gate == "speedup" and each.verdict is Verdict.NOT_JUDGED for each in batch.judgements)
 
 
-def _of_batch(of_graph: WorkloadCell, batch: Mapping[str, Any], machine: str) -> Iterator[WorkloadCell]:
+def _has_bounds(speedup: Interval) -> bool:
+    """Not with too few blocks."""
+    return math.isfinite(speedup.high)
+
+
+def _of_batch(of_graph: WorkloadCell, report: GraphReport, batch: BatchReport) -> Iterator[WorkloadCell]:
     """Eager, compiled code if there is any, and the graph."""
-    other = replace(of_graph, reason="")
-    yield replace(other, way="eager", **_arm(batch, "eager", machine))
+    timing, other = batch.timing, replace(of_graph, reason="")
+    assert timing is not None
+    medians = timing.medians
+    yield replace(other, way="eager", **_arm(report, timing, timing.eager, medians.eager_ns))
     way = of_graph.way.removesuffix(" + graph")
-    if batch["compiled"] and way != of_graph.way:
-        ratio = _judged_s(batch["eager"]) / _judged_s(batch["compiled"])
-        yield replace(other, way=way, **_arm(batch, "compiled", machine), over_eager_ratio=ratio)
-    speedup = batch["speedup"]
+    if timing.compiled is not None and medians.compiled_ns and way != of_graph.way:
+        ratio = medians.eager_ns / medians.compiled_ns
+        arm = _arm(report, timing, timing.compiled, medians.compiled_ns)
+        yield replace(other, way=way, **arm, over_eager_ratio=ratio)
     yield replace(
         of_graph,
-        **_arm(batch, "replay", machine),
-        # A bound is null if there were too few blocks for it.
-        speedup=None if None in speedup.values() else Interval(**speedup),
-        over_eager_ratio=speedup["estimate"],
-        attainable_ratio=batch.get("attainable_speedup"),
-        memory_bytes=batch["memory_bytes"],
+        **_arm(report, timing, timing.replay, medians.replay_ns),
+        speedup=timing.speedup if _has_bounds(timing.speedup) else None,
+        over_eager_ratio=timing.speedup.estimate,
+        attainable_ratio=timing.attainable_ratio,
+        memory_bytes=batch.receipt.memory_bytes if batch.receipt else None,
     )
 
 
-def _arm(batch: Mapping[str, Any], arm: str, machine: str) -> dict[str, Any]:
-    reference = batch.get("reference")
-    session = session_of_arm(_latency(batch[arm]), _latency(reference) if reference else None, machine)
-    return {"latency_ns": to_ns(_judged_s(batch[arm])), "session": session}
-
-
-def _judged_s(found: Mapping[str, Any]) -> float:
-    # Documents of earlier versions have only the median of all samples.
-    return float(found.get("judged") or found["median"])
-
-
-def _latency(found: Mapping[str, Any]) -> Latency:
-    q25_ns, median_ns = to_ns(found["q25"]), to_ns(found["median"])
-    # Documents of earlier versions have no upper quartile.
-    q75_ns = to_ns(found["q75"]) if found.get("q75") else median_ns * median_ns / q25_ns
-    return Latency(
-        samples=found["samples"], minimum_ns=q25_ns, q25_ns=q25_ns, median_ns=median_ns, q75_ns=q75_ns, q90_ns=q75_ns
-    )
+def _arm(report: GraphReport, timing: Timing, latency: Latency, judged_ns: float) -> dict[str, Any]:
+    device = report.device
+    machine = f"{device_text(device)}, Python {device.python}" if device else ""
+    return {"latency_ns": judged_ns, "session": session_of_arm(latency, timing.reference, machine)}
 
 
 Ranks = tuple[int, int]

@@ -11,6 +11,8 @@ from pytest_cudagraph.serving.calls import CallMonitor
 from pytest_cudagraph.session.context import FixtureContext
 from pytest_cudagraph.session.exceptions import hide_plugin_frames
 from pytest_cudagraph.settings.case import CallSettings, ModelCall
+from pytest_cudagraph.units import latency_text, to_ns
+from pytest_cudagraph.values import Column, Table
 
 if TYPE_CHECKING:
     from pytest_cudagraph.protocols import Clock
@@ -93,7 +95,13 @@ def tune_after(context: FixtureContext, call: ModelCall, name: str) -> None:
         entry, lines = {"name": name}, [f"tuned: {name}: nothing, for {cause_of(error)}"]
     else:
         entry, lines = report.document(), _lines(report)
-    context.add("tuned", {**entry, "lines": lines}, lines)
+    context.add("tuned", {**entry, "lines": lines}, lines, [_tuned_table(context.nodeid, lines)])
+
+
+def _tuned_table(test: str, lines: Sequence[str]) -> Table:
+    """For the page. The terminal has the lines."""
+    columns = (Column(title="", right=False), Column(title="result", right=False))
+    return Table(title="tuned", columns=columns, rows=((test, "\n".join(lines)),), in_terminal=False)
 
 
 _DEFAULTS = {"graph": (True, False), "objective": "throughput", "constraint": None, "tolerance": 0.02}
@@ -125,4 +133,24 @@ class MonitorOfTest:
     def keep(self, context: FixtureContext) -> None:
         """Keep what was recorded for the JSON document."""
         for entry in self.calls.entries():
-            context.add("calls", entry)
+            context.add("calls", entry, tables=[_calls_table(context.nodeid, entry)])
+
+
+_CALLS = ("", "name", "calls", "failures", "p50", "p90", "p99", "tokens/s", "by graph")
+
+
+def _calls_table(test: str, entry: Mapping[str, Any]) -> Table:
+    """One name of recorded calls, for the page."""
+    durations = [entry["duration_seconds"][key] for key in ("p50", "p90", "p99")]
+    tokens, hits = entry["tokens_per_second"], entry["graph_hit_ratio"]
+    row = (
+        test,
+        entry["name"],
+        str(entry["calls"]),
+        str(sum(entry["failures"].values())),
+        *("-" if each is None else latency_text(to_ns(each)) for each in durations),
+        "-" if tokens is None else f"{tokens:.0f}",
+        "-" if hits is None else f"{hits:.0%}",
+    )
+    columns = tuple(Column(title=title, right=title not in ("", "name")) for title in _CALLS)
+    return Table(title="monitored calls", columns=columns, rows=(row,), in_terminal=False)

@@ -22,7 +22,7 @@ from pytest_cudagraph.session.hooks import load_hooks
 from pytest_cudagraph.session.state_keys import ADDITIONS, BASE, CALL_LOCK, OUTCOMES, OWNERS, SETTINGS, marks_of
 from pytest_cudagraph.settings.case import CallSettings, Case, ModelCall, make_case
 from pytest_cudagraph.settings.other_plugins import audit_rules
-from pytest_cudagraph.values import Addition
+from pytest_cudagraph.values import Addition, Table
 
 if TYPE_CHECKING:
     from pytest_cudagraph.base_revision.comparison import AgainstBase
@@ -276,9 +276,13 @@ class FixtureContext:
             outcomes.append(report)
             self._request.node.user_properties.extend(properties(report))
 
-    def add(self, key: str, entry: Mapping[str, Any], lines: Sequence[str] = ()) -> None:
-        """Add to the list ``key`` of the document, and to the summary. What this test adds is dropped if it reruns."""
-        self.stash[ADDITIONS].append(Addition(nodeid=self.nodeid, key=key, entry=entry, lines=tuple(lines)))
+    def add(self, key: str, entry: Mapping[str, Any], lines: Sequence[str] = (), tables: Sequence[Table] = ()) -> None:
+        """Add to the list ``key`` of the document, to the summary and to the tables of the run.
+
+        What this test adds is dropped if it reruns.
+        """
+        addition = Addition(nodeid=self.nodeid, key=key, entry=entry, lines=tuple(lines), tables=tuple(tables))
+        self.stash[ADDITIONS].append(addition)
 
     def conclude(self, report: GraphReport) -> GraphReport:
         """Keep the report, then pass, warn or raise as its verdict says."""

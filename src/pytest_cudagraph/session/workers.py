@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -21,7 +21,7 @@ from pytest_cudagraph.session.state_keys import (
     PASSED,
     WORKLOADS,
 )
-from pytest_cudagraph.values import Addition
+from pytest_cudagraph.values import Addition, GraphReport
 
 _WORKER_KEY = "pytest_cudagraph"
 _SETS = {PASSED: "passed", COLLECTED: "collected", OURS: "ours"}
@@ -86,8 +86,8 @@ def take_over(node: Any, sent: dict[str, Any]) -> None:
     if sent.get("mistake"):
         raise pytest.UsageError(sent["mistake"])
     forget(config, sent.get("begun", ""))
-    stash[OUTCOMES].extend(replace(from_plain(plain), gpu=gpu) for plain in json.loads(sent["outcomes"]))
-    stash[ADDITIONS].extend(Addition(**plain) for plain in json.loads(sent.get("additions", "[]")))
+    stash[OUTCOMES].extend(replace(from_plain(GraphReport, plain), gpu=gpu) for plain in json.loads(sent["outcomes"]))
+    stash[ADDITIONS].extend(from_plain(Addition, plain) for plain in json.loads(sent.get("additions", "[]")))
     stash[WORKLOADS].update((each["nodeid"], each) for each in json.loads(sent.get("workloads", "[]")))
     for key, name in _SETS.items():
         stash[key].update(sent.get(name, ()))
@@ -96,17 +96,19 @@ def take_over(node: Any, sent: dict[str, Any]) -> None:
 
 def _take_outcomes(config: pytest.Config) -> str:
     """The reports as JSON in ASCII. Between workers no text may hold a lone surrogate, as a name may."""
-    from pytest_cudagraph.report import to_plain
+    from pytest_cudagraph.report import report_to_plain
 
     outcomes = config.stash[OUTCOMES]
-    taken = json.dumps([to_plain(report) for report in outcomes])
+    taken = json.dumps([report_to_plain(report) for report in outcomes])
     outcomes.clear()
     return taken
 
 
 def _take_additions(config: pytest.Config) -> str:
+    from pytest_cudagraph.report import to_plain
+
     additions = config.stash[ADDITIONS]
-    taken = json.dumps([asdict(addition) for addition in additions])
+    taken = json.dumps([to_plain(addition, public=True) for addition in additions])
     additions.clear()
     return taken
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pytest_cudagraph.values.table import Table
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Addition:
@@ -18,3 +20,5 @@ class Addition:
     """Plain values. The document adds the node id."""
     lines: tuple[str, ...] = ()
     """What the summary of the terminal says."""
+    tables: tuple[Table, ...] = ()
+    """Joined with those of other tests by title and columns."""

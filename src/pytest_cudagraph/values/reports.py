@@ -60,6 +60,11 @@ class BatchReport:
         return max((j.verdict for j in self.judgements), key=lambda v: v.severity, default=Verdict.NOT_JUDGED)
 
     @property
+    def valid_timing(self) -> Timing | None:
+        """None where the graph is wrong or missing: its latency is not the model's."""
+        return None if self.verdict in (Verdict.WRONG, Verdict.NOT_CAPTURED) else self.timing
+
+    @property
     def worst(self) -> Judgement | None:
         """The first judgement that carries the verdict."""
         return next((j for j in self.judgements if j.verdict is self.verdict), None)

@@ -33,3 +33,9 @@ class Table:
     """Whether a page shows it closed at first."""
     in_terminal: bool = True
     """Whether the terminal shows it. The page shows every table."""
+
+    def __post_init__(self) -> None:
+        if not self.columns or any(len(row) != len(self.columns) for row in self.rows):
+            raise ValueError(f"the table {self.title!r} needs one text per column in each row")
+        if self.remarks and len(self.remarks) != len(self.rows):
+            raise ValueError(f"the table {self.title!r} needs remarks for each row, or none")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
+from dataclasses import replace
 
-from pytest_cudagraph.base_revision import CollectedOutcome, Sample, SampledBatch
+import pytest
+from tests.facts import batch, judgement, latency, timing
+
+from pytest_cudagraph.base_revision import CollectedOutcome, Sample
 from pytest_cudagraph.base_revision.comparison import _left_text, pair
 from pytest_cudagraph.base_revision.judge import judge_base
 from pytest_cudagraph.values import Verdict
@@ -13,10 +16,14 @@ TEST = "test_a.py::test_m"
 PASSED, FAILED = CollectedOutcome(how="passed"), CollectedOutcome(how="failed", why="FileNotFoundError: weights.bin")
 
 
-def measured(*sizes, replay_ns=100.0, verdict="not-judged", name=TEST, nodeid=TEST, end=PASSED):
+def measured(*sizes, replay_ns=100.0, verdict=Verdict.NOT_JUDGED, name=TEST, nodeid=TEST, end=PASSED):
     """One process that measured a test at these sizes."""
-    batch = SampledBatch(verdict=verdict, eager_ns=200.0, replay_ns=replay_ns, reference_ns=None, kernels=3)
-    batches = {(name, size): batch for size in sizes}
+    timed = None
+    if replay_ns is not None:
+        timed = replace(
+            timing(), eager=replace(latency(1.0), q25_ns=200.0), replay=replace(latency(1.0), q25_ns=replay_ns)
+        )
+    batches = {(name, size): batch(size, judgement(verdict), timing=timed) for size in sizes}
     return Sample(batches=batches, modules=(), nodeids={name: nodeid}, ends={nodeid: end})
 
 
@@ -61,7 +68,7 @@ def test_a_test_that_the_base_did_not_collect_is_new():
         (silent(test_m=CollectedOutcome(how="deselected")), "deselected in the base"),
         (silent(test_m=PASSED), "not measured by its test in the base"),
         (
-            measured(4, replay_ns=None, verdict="wrong", end=CollectedOutcome(how="failed", why="W")),
+            measured(4, replay_ns=None, verdict=Verdict.WRONG, end=CollectedOutcome(how="failed", why="W")),
             "wrong in the base: W",
         ),
         ([measured(4), *[silent(test_m=FAILED)] * 4], f"not measured in every process of the base: {FAILED.why}"),

@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.facts import H200, batch, judgement, latency, report, timing
 
 from pytest_cudagraph import base_revision, errors
 from pytest_cudagraph.base_revision import CollectedOutcome, RevisionProcess, Sample
+from pytest_cudagraph.report import document, json_text
+from pytest_cudagraph.values import Verdict
 
 
 def side(top: Path, tree: Path, **changed) -> RevisionProcess:
@@ -30,7 +34,11 @@ def trees(tmp_path):
 def fake_pytest(monkeypatch, tmp_path, body):
     """A ``pytest`` of our own: what the process runs in place of the real one."""
     (tmp_path / "fake").mkdir()
-    (tmp_path / "fake" / "pytest.py").write_text(f"import json, os, sys, pathlib\n{body}\n")
+    timed = replace(timing(), replay=replace(latency(3.0), q25_ns=2000.0))
+    refused = batch(8, judgement(Verdict.WRONG, gate="check"))
+    written = json_text(document([report("decoder", batch(4, timing=timed), refused, nodeid="t.py::test")], H200, {}))
+    text = f"import json, os, sys, pathlib\nDOCUMENT = {written!r}\n{body}\n"
+    (tmp_path / "fake" / "pytest.py").write_text(text, encoding="utf-8")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "fake"))
 
 
@@ -39,12 +47,7 @@ into = pathlib.Path(next(a for a in sys.argv if a.startswith("--cudagraph-sample
 seen = {"argv": sys.argv[1:], "cwd": os.getcwd(), "path": os.environ["PYTHONPATH"].split(os.pathsep)}
 seen["git"] = sorted(name for name in os.environ if name.startswith("GIT_"))
 (into / "seen.json").write_text(json.dumps(seen))
-latency = {"median": 3e-6, "q25": 2e-6, "samples": 9}
-arms = {"eager": latency, "replay": latency, "reference": latency}
-batch = {"batch_size": 4, "verdict": "not-judged", "kernels": 7, **arms}
-refused = {"batch_size": 8, "verdict": "wrong", "eager": None, "replay": None, "reference": None, "kernels": None}
-tests = [{"name": "decoder", "nodeid": "t.py::test", "verdict": "wrong", "batches": [batch, refused]}]
-(into / "run.json").write_text(json.dumps({"tests": tests}))
+(into / "run.json").write_text(DOCUMENT)
 (into / "modules.json").write_text(json.dumps(["/x/model.py"]))
 ends = {"t.py::test": ["failed", "ReplayMismatch: batch 8"], "u.py": ["skipped", "no GPU"]}
 course = {"is_finished": True, "broken": [], "ends": ends}
@@ -143,13 +146,12 @@ def test_code_is_imported_from_the_tree_and_installed_packages_are_left_where_th
     assert seen["path"] == [str(tmp_path / "fake"), str(tree), str(tree / "tests")]
 
 
-def test_the_readings_are_lower_quartiles_in_nanoseconds(trees, tmp_path, monkeypatch):
+def test_a_sample_has_the_reports_of_its_process(trees, tmp_path, monkeypatch):
     fake_pytest(monkeypatch, tmp_path, WRITES)
     found = side(*trees).sample(tmp_path / "into")
-    assert found.batches["decoder", 4] == base_revision.SampledBatch(
-        verdict="not-judged", eager_ns=2000.0, replay_ns=2000.0, reference_ns=2000.0, kernels=7
-    )
-    assert found.batches["decoder", 8].replay_ns is None
+    assert found.batches["decoder", 4].timing.replay.q25_ns == 2000.0
+    assert found.batches["decoder", 4].receipt.kernels == 46
+    assert found.batches["decoder", 8].timing is None
     assert found.nodeids == {"decoder": "t.py::test"}
     assert found.modules == ("/x/model.py",)
 

@@ -8,12 +8,12 @@ from dataclasses import replace
 
 from tests.facts import H200, MODE_FAILURE, batch, generation, guided, guided_times, lookup, modes, prefill, report
 
-from pytest_cudagraph.report import document, json_text, properties, tables, text_of
+from pytest_cudagraph.report import document, json_text, properties, scenario_tables, text_of
 from pytest_cudagraph.values import Interval
 
 
 def shown(reports):
-    return "\n".join(line for table in tables(reports) for line in text_of(table))
+    return "\n".join(line for table in scenario_tables(reports) for line in text_of(table))
 
 
 def test_the_table_reads_as_reviewed(golden):
@@ -93,7 +93,7 @@ def test_junit_has_what_each_mode_took():
 
 
 def test_without_a_timed_generation_there_is_no_table():
-    assert tables([report("a", batch(scenario=generation(times=None)))]) == []
+    assert scenario_tables([report("a", batch(scenario=generation(times=None)))]) == []
 
 
 def test_junit_has_the_medians():

@@ -8,7 +8,7 @@ from html import escape
 from tests.facts import H200, batch, report
 
 from pytest_cudagraph.base_revision.judge import base_change, base_tables, judge_base
-from pytest_cudagraph.report import document, page, text_of
+from pytest_cudagraph.report import document, page, run_of_document, text_of
 from pytest_cudagraph.values import BaseComparison
 
 
@@ -62,7 +62,7 @@ def test_the_page_has_the_interval_and_the_latency_that_the_gate_judged():
     reports = [report("tests/test_a.py::test_mlp", judged(1, spread))]
     (judgement,) = reports[0].batches[0].judgements
     (table,) = base_tables(reports)
-    text = page(document(reports, H200, {}, tables=[table]))
+    text = page(run_of_document(document(reports, H200, {}, tables=[table])))
     assert [column.title for column in table.columns][5] == "99 % interval"
     assert "99% interval -26 % to +50 %" in judgement.reason
     # The geometric mean of the base, which the change is relative to, and no median.

@@ -7,8 +7,17 @@ from dataclasses import dataclass, replace
 
 from tests.facts import H200, batch, report
 
-from pytest_cudagraph.report import document, from_plain, json_text, properties, step_summary, table, tables, to_plain
-from pytest_cudagraph.values import Column, Interval, Table, stored
+from pytest_cudagraph.report import (
+    document,
+    from_plain,
+    json_text,
+    properties,
+    report_to_plain,
+    scenario_tables,
+    step_summary,
+    table,
+)
+from pytest_cudagraph.values import Column, GraphReport, Interval, Table, stored
 
 
 @dataclass(frozen=True)
@@ -35,9 +44,9 @@ def baked(name, loaves, **rest):
 
 
 def test_the_tables_of_all_scenarios_are_joined_by_title_and_columns():
-    (joined,) = tables([baked("tests/test_a.py::test_a", 3), report(), baked("tests/test_a.py::test_b", 5)])
+    (joined,) = scenario_tables([baked("tests/test_a.py::test_a", 3), report(), baked("tests/test_a.py::test_b", 5)])
     assert joined.rows == (("tests/test_a.py::test_a", "3", "hot"), ("tests/test_a.py::test_b", "5", "hot"))
-    assert tables([report()]) == []
+    assert scenario_tables([report()]) == []
 
 
 def test_terminal_and_step_summary_show_them():
@@ -57,9 +66,9 @@ def test_document_and_junit_have_its_result_and_properties():
 
 def test_another_process_gets_what_is_shown_and_written():
     sent = baked("a.py::test_a", 3)
-    received = from_plain(json.loads(json.dumps(to_plain(sent))))
+    received = from_plain(GraphReport, json.loads(json.dumps(report_to_plain(sent))))
     assert received.batches[0].scenario == stored(Baking(3), "a.py::test_a")
-    assert tables([received]) == tables([sent])
+    assert scenario_tables([received]) == scenario_tables([sent])
     assert document([received], H200, {}) == document([sent], H200, {})
     assert properties(received) == properties(sent)
 

@@ -6,21 +6,33 @@ import json
 import math
 from dataclasses import replace
 
-import pytest
 from tests.facts import H200, batch, judgement, latency, report, timing
 
-from pytest_cudagraph.report import changes, document, json_text, rankings
-from pytest_cudagraph.report.workloads import cells_of, ranks
+from pytest_cudagraph.report import WorkloadTest, document, json_text, ranking_tables, run_of_document, text_of
+from pytest_cudagraph.report import cells_of as report_cells_of
+from pytest_cudagraph.report import changes as report_changes
+from pytest_cudagraph.report.workloads import ranks
 from pytest_cudagraph.values import Interval, Verdict
 
 
 def run(*reports, errors=(), device=H200):
-    """The document of a run, as a file has it. Every report is of a workload of the group decoder."""
-    names = [each.name for each in reports]
-    marked = [{"nodeid": name, "group": "decoder", "name": name, "error": None} for name in names]
-    failed = [{"nodeid": name, "group": "decoder", "name": name, "error": text} for name, text in errors]
-    found = document(reports, device, {}, workloads=[*marked, *failed])
-    return json.loads(json_text(found))
+    """A run as its file has it. Every report is of a workload of the group decoder."""
+    marked = [WorkloadTest(nodeid=each.name, group="decoder", name=each.name) for each in reports]
+    failed = [WorkloadTest(nodeid=name, group="decoder", name=name, error=text) for name, text in errors]
+    plain = document(reports, device, {}, workloads=[*marked, *failed])
+    return run_of_document(json.loads(json_text(plain)))
+
+
+def cells_of(found):
+    return report_cells_of(found.reports, found.workloads)
+
+
+def rankings(found):
+    return [line for table in ranking_tables(found.reports, found.workloads) for line in text_of(table)]
+
+
+def changes(old, new):
+    return report_changes(cells_of(old), cells_of(new))
 
 
 def timed(name, eager_us, replay_us, compiled_us=None, *, busy_us=None, **rest):
@@ -77,10 +89,13 @@ def test_eager_and_graph_of_one_measurement_are_ranked_by_their_judged_speedup()
 
 def test_eager_beside_two_compile_modes_is_one_cell():
     one, other = timed("x", 200.0, 100.0), timed("y", 210.0, 90.0, 150.0)
-    found = document([one, other], H200, {}, workloads=[
-        {"nodeid": name, "group": "decoder", "name": "gpt2", "error": None} for name in ("x", "y")
-    ])  # fmt: skip
-    assert [cell.way for cell in cells_of(found)] == ["eager", "graph", "inductor", "inductor + graph"]
+    marked = [WorkloadTest(nodeid=name, group="decoder", name="gpt2") for name in ("x", "y")]
+    assert [cell.way for cell in report_cells_of([one, other], marked)] == [
+        "eager",
+        "graph",
+        "inductor",
+        "inductor + graph",
+    ]
 
 
 def test_a_rehearsal_is_shown_and_not_ranked():
@@ -113,8 +128,8 @@ def test_every_workload_is_there_with_its_latency_or_its_reason():
 
 def test_a_test_that_failed_beside_its_measurement_has_a_row_with_the_reason():
     found = run(timed("a", 200.0, 100.0))
-    found["workloads"][0]["error"] = "AssertionError: my own"
-    assert [(cell.way, cell.reason) for cell in cells_of(found)] == [
+    failed = [replace(found.workloads[0], error="AssertionError: my own")]
+    assert [(cell.way, cell.reason) for cell in report_cells_of(found.reports, failed)] == [
         ("eager", ""), ("graph", ""), ("-", "AssertionError: my own"),
     ]  # fmt: skip
 
@@ -127,18 +142,3 @@ def test_two_runs_differ_in_what_moved_beyond_the_intervals(golden):
     )  # fmt: skip
     golden("report/workload-changes.txt", "\n".join(changes(old, new)))
     assert changes(old, old) == ["0 moved, 8 within the intervals"]
-
-
-def test_a_document_of_an_earlier_version_has_no_upper_quartile_and_no_workloads():
-    found = run(timed("a", 200.0, 100.0))
-    for arm in ("eager", "replay", "reference"):
-        found["tests"][0]["batches"][0][arm].pop("q75", None)
-    assert ranked(found) == {("a", 8, "eager"): (2, 2), ("a", 8, "graph"): (1, 1)}
-    del found["workloads"]
-    assert rankings(found) == []
-
-
-@pytest.mark.parametrize("damage", [{"device": {"name": 3}}, {"tests": [{}]}, {"workloads": [{"nodeid": "x"}]}])
-def test_a_damaged_document_is_one_error(damage):
-    with pytest.raises(ValueError, match="damaged"):
-        cells_of(story() | damage)
