@@ -8,9 +8,11 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import functools
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from importlib.machinery import ExtensionFileLoader
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +30,27 @@ def autoload() -> None:
     torch.backends.cudnn.enabled = False
     for choice in ("flash", "mem_efficient", "cudnn"):  # torch chooses these without asking the dispatcher
         getattr(torch.backends.cuda, f"enable_{choice}_sdp")(False)
+    _adopt_operators()
     if os.environ.get(COUNTS_FOLDER):
         atexit.register(_write_counts, Path(os.environ[COUNTS_FOLDER]))
+
+
+def _adopt_operators() -> None:
+    """Let the CPU kernels of other libraries compute too: of those that are loaded, and of those that will be."""
+    import torch
+
+    def adopting(load: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(load)
+        def loaded(*arguments: Any, **options: Any) -> Any:
+            result = load(*arguments, **options)
+            preload.adopt_operators()
+            return result
+
+        return loaded
+
+    preload.adopt_operators()
+    torch.ops.load_library = adopting(torch.ops.load_library)  # type: ignore[method-assign]
+    ExtensionFileLoader.exec_module = adopting(ExtensionFileLoader.exec_module)  # type: ignore[method-assign]
 
 
 def launches() -> int:

@@ -34,11 +34,23 @@ class _OperatorsBeforeShapes:
             _load_operators()
 
 
+def operators() -> ctypes.CDLL:
+    """The library of the operators, which needs torch."""
+    if folder is None:
+        raise RuntimeError("the emulated CUDA device is not linked into this environment; run make_environment.py")
+    return ctypes.CDLL(str(folder / "libcuda_emulator_operators.so"))
+
+
+def adopt_operators() -> None:
+    """Put the CPU kernels of other libraries in the place of their CUDA kernels. Cheap where no library is new."""
+    operators().cuda_emulator_adopt()
+
+
 def _load_operators() -> None:
     kept, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 2)  # torch warns once, from C++, that kernels are overridden
     try:
-        ctypes.CDLL(str(folder / "libcuda_emulator_operators.so")).cuda_emulator_install()
+        operators().cuda_emulator_install()
     finally:
         os.dup2(kept, 2)
         os.close(kept)

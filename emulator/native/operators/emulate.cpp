@@ -137,8 +137,11 @@ void emulate(const Operator& op, torch::jit::Stack* stack) {
   check_devices(op, arguments, device);
   const auto stream = c10::cuda::getCurrentCUDAStream();
   const bool waits = must_wait(op, arguments);
+  const bool captures = is_capturing(stream);
   if (waits) c10::cuda::stream_synchronize(stream);  // refused under capture, as on a GPU
-  const bool runs_later = !waits && (is_capturing(stream) || is_asynchronous());
+  // Only its kernel knows the shapes of a foreign operator's results: they may depend on the data.
+  else if (op.is_foreign && !captures && is_asynchronous()) C10_CUDA_CHECK(cudaStreamSynchronize(stream));
+  const bool runs_later = !waits && (captures || (is_asynchronous() && !op.is_foreign));
   if (!waits && (runs_later || op.asserts || has_cheap_shapes(op)))
     queue(op, arguments, device, stream, runs_later, stack);
   else compute_now(op, arguments, device, stream, stack);

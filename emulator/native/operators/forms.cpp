@@ -126,9 +126,9 @@ void index_add(const Operator& op, Stack* stack) {
 void histc(const Operator& op, Stack* stack) {
   const auto self = argument(*stack, 4, 0);
   if (!at::isIntegralType(self.scalar_type(), /*includeBool=*/false)) return emulate(op, stack);
-  const auto end = stack->end();
-  const auto counts = self.to(at::kDouble).histc(end[-3].toInt(), end[-2].toScalar(), end[-1].toScalar());
-  finish(stack, 4, counts.to(self.scalar_type()));
+  *(stack->end() - 4) = self.to(at::kDouble);
+  emulate(op, stack);
+  stack->back() = stack->back().toTensor().to(self.scalar_type());
 }
 
 // Lists on other devices are copied one by one.

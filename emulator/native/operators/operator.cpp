@@ -2,10 +2,14 @@
 
 #include <torch/library.h>
 
+#include <algorithm>
+#include <iterator>
+#include <sstream>
 #include <string_view>
 #include <unordered_map>
 #include <unordered_set>
 
+#include "alerts.h"
 #include "forms.h"
 #include "operator_table.h"
 
@@ -14,106 +18,39 @@ namespace {
 
 using Names = std::unordered_set<std::string>;
 
-const Names KEPT = {"aten::empty.memory_format",
-                    "aten::empty_strided",
-                    "aten::_efficientzerotensor",
-                    "aten::as_strided",
-                    "aten::view",
-                    "aten::view.dtype",
-                    "aten::_unsafe_view",
-                    "aten::_reshape_alias",
-                    "aten::unfold",
-                    "aten::view_as_real",
-                    "aten::view_as_complex",
-                    "aten::alias",
-                    "aten::detach",
-                    "aten::set_",
-                    "aten::set_.source_Storage",
-                    "aten::set_.source_Storage_storage_offset",
-                    "aten::set_.source_Tensor",
-                    "aten::is_set_to",
-                    "aten::resize_",
-                    "aten::record_stream",
-                    "aten::is_pinned",
-                    "aten::pin_memory",
-                    "aten::_pin_memory",
-                    "aten::_local_scalar_dense",
-                    "aten::_to_copy",
-                    "aten::_copy_from_and_resize",
-                    "aten::lazy_clone",
-                    "aten::_lazy_clone",
-                    "aten::_unsafe_index.Tensor",
-                    "aten::_to_sparse",
-                    "aten::_to_sparse.sparse_dim",
-                    "aten::_to_sparse_csr",
-                    "aten::_to_sparse_csc",
-                    "aten::_to_sparse_bsr",
-                    "aten::_to_sparse_bsc"};
-const Names TAKEN_WHOLE = {"aten::convolution", "aten::convolution_backward"};
+Names names_of(const std::string& words) {
+  std::istringstream stream(words);
+  return {std::istream_iterator<std::string>(stream), {}};
+}
 
-// By the name without overload.
-const Names WAIT = {"equal",
-                    "nonzero",
-                    "masked_select",
-                    "_unique",
-                    "_unique2",
-                    "unique_dim",
-                    "unique_consecutive",
-                    "unique_dim_consecutive",
-                    "bincount",
-                    "linalg_eig",
-                    "linalg_eigvals",
-                    "_linalg_eigvals",
-                    "_linalg_eigh",
-                    "_linalg_svd",
-                    "linalg_lstsq",
-                    "cholesky",
-                    "linalg_matrix_exp",
-                    "_ctc_loss",
-                    "embedding_renorm_",
-                    "segment_reduce",
-                    "_nested_tensor_from_mask",
-                    "_nested_tensor_from_mask_left_aligned"};
-const Names WAIT_BY_ARGUMENTS = {"histc", "repeat_interleave"};
-const Names DRAW_WITHOUT_GENERATOR = {"native_dropout", "_fused_dropout", "_sample_dirichlet"};
+// With namespace and overload.
+const Names KEPT = names_of(
+    "aten::empty.memory_format aten::empty_strided aten::_efficientzerotensor aten::as_strided aten::view "
+    "aten::view.dtype aten::_unsafe_view aten::_reshape_alias aten::unfold aten::view_as_real "
+    "aten::view_as_complex aten::alias aten::detach aten::set_ aten::set_.source_Storage "
+    "aten::set_.source_Storage_storage_offset aten::set_.source_Tensor aten::is_set_to aten::resize_ "
+    "aten::record_stream aten::is_pinned aten::pin_memory aten::_pin_memory aten::_local_scalar_dense "
+    "aten::_to_copy aten::_copy_from_and_resize aten::_lazy_clone aten::_unsafe_index.Tensor "
+    "aten::_to_sparse aten::_to_sparse.sparse_dim aten::_to_sparse_csr aten::_to_sparse_csc "
+    "aten::_to_sparse_bsr aten::_to_sparse_bsc");
+const Names TAKEN_WHOLE = names_of("aten::convolution aten::convolution_backward");
+
+// The others are names of aten without overload.
+const Names WAIT = names_of(
+    "equal nonzero masked_select _unique _unique2 unique_dim unique_consecutive unique_dim_consecutive "
+    "bincount linalg_eig linalg_eigvals _linalg_eigvals _linalg_eigh _linalg_svd linalg_lstsq cholesky "
+    "linalg_matrix_exp _ctc_loss embedding_renorm_ segment_reduce _nested_tensor_from_mask "
+    "_nested_tensor_from_mask_left_aligned");
+const Names WAIT_BY_ARGUMENTS = names_of("histc repeat_interleave");
+const Names DRAW_WITHOUT_GENERATOR = names_of("native_dropout _fused_dropout _sample_dirichlet");
 // Their CUDA kernels stop with a device-side assert. A shape that does not fit is refused on the host.
-const Names ASSERT = {"index",
-                      "_index_put_impl_",
-                      "index_select",
-                      "index_add",
-                      "index_add_",
-                      "index_copy",
-                      "index_copy_",
-                      "index_reduce",
-                      "index_reduce_",
-                      "index_fill_",
-                      "gather",
-                      "scatter",
-                      "scatter_",
-                      "scatter_add",
-                      "scatter_add_",
-                      "scatter_reduce",
-                      "scatter_reduce_",
-                      "take",
-                      "put_",
-                      "embedding_dense_backward",
-                      "_embedding_bag",
-                      "_embedding_bag_forward_only",
-                      "_embedding_bag_dense_backward",
-                      "embedding_renorm_",
-                      "nll_loss_forward",
-                      "nll_loss_backward",
-                      "nll_loss2d_forward",
-                      "nll_loss2d_backward",
-                      "multi_margin_loss",
-                      "multilabel_margin_loss_forward",
-                      "max_unpool2d",
-                      "max_unpool3d",
-                      "masked_scatter_",
-                      "binary_cross_entropy",
-                      "bernoulli_",
-                      "multinomial",
-                      "_assert_async"};
+const Names ASSERT = names_of(
+    "index _index_put_impl_ index_select index_add index_add_ index_copy index_copy_ index_reduce "
+    "index_reduce_ index_fill_ gather scatter scatter_ scatter_add scatter_add_ scatter_reduce scatter_reduce_ "
+    "take put_ embedding_dense_backward _embedding_bag _embedding_bag_forward_only "
+    "_embedding_bag_dense_backward embedding_renorm_ nll_loss_forward nll_loss_backward nll_loss2d_forward "
+    "nll_loss2d_backward multi_margin_loss multilabel_margin_loss_forward max_unpool2d max_unpool3d "
+    "masked_scatter_ binary_cross_entropy bernoulli_ multinomial _assert_async");
 
 const TableRow* row_of(const std::string& name) {
   static const auto* rows = [] {
@@ -189,11 +126,32 @@ std::string full_name(const c10::OperatorName& name) {
 bool keeps_cuda_code(const std::string& name) { return KEPT.count(name); }
 bool is_taken_whole(const std::string& name) { return TAKEN_WHOLE.count(name); }
 
+bool is_aten(const c10::OperatorName& name) { return name.name.rfind("aten::", 0) == 0; }
+
+std::vector<std::string> names_without_operator() {
+  Names full, bare;
+  for (const auto& name : c10::Dispatcher::singleton().getAllOpNames()) {
+    full.insert(full_name(name));
+    if (is_aten(name)) bare.insert(name.name.substr(6));
+  }
+  std::vector<std::string> missing;
+  const auto check = [&](const auto& names, const Names& known) {
+    std::copy_if(names.begin(), names.end(), std::back_inserter(missing),
+                 [&](auto& name) { return !known.count(name); });
+  };
+  for (const auto* names : {&KEPT, &TAKEN_WHOLE}) check(*names, full);
+  for (const auto* names : {&WAIT, &WAIT_BY_ARGUMENTS, &DRAW_WITHOUT_GENERATOR, &ASSERT}) check(*names, bare);
+  check(names_of_alerts(), bare);
+  return missing;
+}
+
 Operator describe(const c10::OperatorHandle& handle) {
   const auto& schema = handle.schema();
   Operator op{handle};
   op.name = full_name(handle.operator_name());
-  const auto bare = handle.operator_name().name.substr(6);
+  const bool is_torchs = is_aten(handle.operator_name());
+  // The lists are of aten. Another library may use the same names.
+  const auto bare = is_torchs ? handle.operator_name().name.substr(6) : std::string();
   const auto* row = row_of(op.name);
   if (row) op.wrapper = row->wrapper;
   describe_arguments(op, schema);
@@ -203,6 +161,9 @@ Operator describe(const c10::OperatorHandle& handle) {
   op.asserts = ASSERT.count(bare);
   op.prepare = preparation_of(op.name);
   op.waits = waits_of(bare, schema);
+  if (op.name == "torchvision::nms") op.waits = Waits::always;  // it builds the list of boxes on the host
+  op.alert = alert_of(bare);
+  op.is_foreign = !is_torchs;
   return op;
 }
 

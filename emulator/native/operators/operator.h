@@ -24,6 +24,8 @@ struct Operator {
   bool draws = false;                              // random numbers
   bool asserts = false;                            // its CUDA kernel checks values on the device
   void (*prepare)(Values&) = nullptr;              // brings the arguments into the form that the kernel takes
+  const struct Alert* alert = nullptr;             // its CUDA code is not deterministic
+  bool is_foreign = false;                         // of a library that is no part of torch
   Waits waits = Waits::never;                      // its CUDA code waits for the device
 };
 
@@ -32,6 +34,11 @@ bool keeps_cuda_code(const std::string& name);
 
 // A composite that chooses a library (cuDNN) inside, so it is taken whole.
 bool is_taken_whole(const std::string& name);
+
+bool is_aten(const c10::OperatorName& name);
+
+// Names in our lists that this torch has no operator for.
+std::vector<std::string> names_without_operator();
 
 std::string full_name(const c10::OperatorName& name);
 
