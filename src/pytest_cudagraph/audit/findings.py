@@ -21,6 +21,10 @@ _WARNED = {
         "compute both branches and decide with torch.where, or capture one graph per branch. None needed for a branch "
         "that computes nothing, such as a log",
     ),
+    "host-data": (
+        "the model holds a tensor that does not move with it to the device",
+        "register_buffer in __init__, in place of the plain attribute. None needed if the model is built on the device",
+    ),
     "baked-scalar": (
         "the call reads the date, but a replay keeps the date of the capture",
         "pass it to the model as a tensor. None needed if no result depends on it",

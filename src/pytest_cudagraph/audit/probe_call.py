@@ -20,6 +20,7 @@ from pytest_cudagraph.backends.placement import Placement
 from pytest_cudagraph.inputs import Example
 from pytest_cudagraph.inputs.example import container_changes
 from pytest_cudagraph.protocols import Backend, Model
+from pytest_cudagraph.sources.syntax import made_on_host
 from pytest_cudagraph.values import Site
 
 Held = dict[str, torch.Tensor]
@@ -41,6 +42,7 @@ class ProbeCall:
     """Lines of the first call that branch on ``is_cuda``, which was false."""
     python_watch: PythonWatch | None = None
     """Watches the Python of the next calls."""
+    _names_left: frozenset[str] | None = None
     _of_state: tuple[Held, dict[int, OutsideMemory], list[object]] | None = None
 
     def held(self) -> Held:
@@ -118,7 +120,23 @@ class ProbeCall:
         if self.backend.kind == "cuda":  # there tensors know their place
             return None
         device = {key for key, each in known.items() if each.origin == "input" or each.name in self.registered}
-        return Placement(device, kept=known.keys() - device, sees_moves=sees_moves)
+        kept = known.keys() - device
+        left_behind: dict[int | None, str] = {
+            key: known[key].name for key in kept if known[key].name in self._left_behind()
+        }
+        return Placement(device, kept=kept, left_behind=left_behind, sees_moves=sees_moves)
+
+    def _left_behind(self) -> frozenset[str]:
+        """The names of the attributes that ``Module.to`` leaves on the host, as far as the source tells."""
+        if self._names_left is None:
+            modules = [part for outer in state.modules_of(self.model) for part in outer.named_modules()]
+            self._names_left = frozenset(
+                f"{path}.{name}" if path else name
+                for path, module in modules
+                for name, value in vars(module).items()
+                if isinstance(value, torch.Tensor) and made_on_host(type(module), name)
+            )
+        return self._names_left
 
     def _call(
         self, given: Example, watched: AbstractContextManager[Any], mode: AbstractContextManager[Any] | None = None

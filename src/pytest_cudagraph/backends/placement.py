@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -26,6 +27,7 @@ Place = Literal["device", "host", "kept", "unknown"]
 
 HOST_DRAW_TEXT = "drawn on the host, so every replay uses the numbers of the capture"
 _KEPT_TEXT = "this tensor is neither a parameter nor a buffer. The read is legal only if it lies on the host"
+_LEFT_TEXT = "{name} is neither a parameter nor a buffer, so that Module.to leaves it on the host"
 _TWO_DEVICES_TEXT = "takes this host tensor with tensors of the device. Eager CUDA raises the same"
 
 _TAKES_BOTH = frozenset(
@@ -57,19 +59,28 @@ class _Made(NamedTuple):
     """The line that made it on the host."""
     is_drawn: bool = False
     """Whether it holds random numbers of the host."""
+    left_behind: str = ""
+    """The name of the attribute that it was computed from, if ``Module.to`` leaves that on the host."""
 
 
 class Placement:
     """The places of the tensors of one call.
 
-    ``device`` is the memory of inputs, parameters and buffers, and ``kept`` that of other state. ``no_grad`` hides
+    ``device`` is the memory of inputs, parameters and buffers, and ``kept`` that of other state. ``left_behind`` names
+    the part of it that ``Module.to`` leaves on the host, as far as the source tells. ``no_grad`` hides
     ``Tensor.to``. Then, without ``sees_moves``, no operation is refused for tensors of both places.
     """
 
     def __init__(
-        self, device: Iterable[int | None], kept: Iterable[int | None] = (), *, sees_moves: bool = True
-    ) -> None:  # fmt: skip
+        self,
+        device: Iterable[int | None],
+        kept: Iterable[int | None] = (),
+        *,
+        left_behind: Mapping[int | None, str] = MappingProxyType({}),
+        sees_moves: bool = True,
+    ) -> None:
         self._device: set[int | None] = set(device)
+        self._left_behind = left_behind
         self._sees_moves = sees_moves
         self._kept = frozenset(kept)
         self._made: dict[int | None, _Made] = {}
@@ -99,9 +110,11 @@ class Placement:
         """
         if found is not None:
             found = self._lifted(found) if name == "lift_fresh" else self._placed(found, name, args, kwargs)
-        if not self._sees_moves or not self._made or (found is not None and found.level == "error"):
+        if not self._sees_moves or (found is not None and found.level == "error"):
             return found
-        return self._crossing(func, name, args, kwargs, list(tensors_of((args, kwargs)))) or found
+        given = list(tensors_of((args, kwargs)))
+        crossing = self._crossing(func, name, args, kwargs, given) if self._made else None
+        return crossing or self._forgotten(func, name, args, kwargs, given) or found
 
     def makes_on_host(self, given: Sequence[torch.Tensor]) -> bool:
         """Whether the running operation makes its results on the host: from host tensors, or from nothing."""
@@ -146,6 +159,33 @@ class Placement:
             return RawFinding(id="host-data", text=_copy_text(origin), operation=operation)
         return replace(origin, text=_TWO_DEVICES_TEXT, operation=operation)
 
+    def _forgotten(
+        self, func: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], given: Sequence[torch.Tensor]
+    ) -> RawFinding | None:
+        """The warning for an attribute that ``Module.to`` leaves behind, at its first use beside the device."""
+        if not self._left_behind or name in _TAKES_BOTH:
+            return None
+        left = [tensor for tensor in given if tensor.dim() > 0 and self._name_left(tensor)]
+        if name in _COPIES and name != "copy_":
+            meets_device = _other(args) is not None or _goes_to_device(func, args, kwargs)
+        else:
+            meets_device = any(self.place_of(tensor) == "device" for tensor in given)
+        if not left or not meets_device:
+            return None
+        text = _LEFT_TEXT.format(name=self._name_left(left[0]))
+        for tensor in left:
+            self._move(tensor)
+        return RawFinding(
+            id="host-data", text=text, level="warning", operation=str(getattr(func, "overloadpacket", func))
+        )
+
+    def _name_left(self, tensor: torch.Tensor) -> str:
+        key = storage_key(tensor)
+        made = self._made.get(key)
+        if made is not None:
+            return made.left_behind
+        return "" if key in self._device else self._left_behind.get(key, "")
+
     def _lifted(self, found: RawFinding) -> RawFinding | None:
         """Data of Python that torch makes a tensor. It is copied only if it does not stay on the host."""
         asked = asked_device()
@@ -187,7 +227,8 @@ class Placement:
             hosts = [made for made in self._made_of(given) if made.place == "host"]
             self._make(fresh, "host", hosts[0].origin, is_drawn or any(each.is_drawn for each in hosts))
         elif "unknown" not in places:
-            self._make(fresh, "kept")
+            names = (name for tensor in given if (name := self._name_left(tensor)))
+            self._make(fresh, "kept", left_behind=next(names, ""))
         else:  # another storage may have had the same key
             self._device.difference_update(map(storage_key, fresh))
 
@@ -249,12 +290,13 @@ class Placement:
         place: Place,
         origin: RawFinding | None = None,
         is_drawn: bool = False,
+        left_behind: str = "",
     ) -> None:
         for tensor in tensors:
             key = storage_key(tensor)
             if key is not None:
                 storage = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
-                self._made[key] = _Made(storage, place, origin, is_drawn)
+                self._made[key] = _Made(storage, place, origin, is_drawn, left_behind)
 
 
 def tensors_read(name: str, given: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:

@@ -9,6 +9,7 @@ import itertools
 import linecache
 from collections.abc import Iterator
 from types import CodeType, FrameType
+from typing import Any
 
 import torch
 
@@ -30,24 +31,57 @@ def assigned_at(kind: type, attribute: str) -> Site | None:
     return None
 
 
+def made_on_host(kind: type, attribute: str) -> bool:
+    """Whether the class makes ``attribute`` only in its construction, by a call, and names no device there.
+
+    False where the source does not show it.
+    """
+    values = [value for each in kind.__mro__ for name, value in _constructed(each) if name == attribute]
+    calls = (any(isinstance(node, ast.Call) for node in ast.walk(value)) for value in values)
+    is_shown = bool(values) and all(calls) and not any(map(_names_device, values))
+    return is_shown and assigned_at(kind, attribute) is None
+
+
+_DEVICE_WORDS = frozenset({"device", "cuda", "to", "get_default_device"})
+
+
+def _names_device(value: ast.expr) -> bool:
+    words = {name_of(node) for node in ast.walk(value)}
+    words |= {node.arg or "device" for node in ast.walk(value) if isinstance(node, ast.keyword)}
+    return bool(words & _DEVICE_WORDS) or any(word.endswith(("_like", "kwargs")) for word in words)
+
+
 @functools.lru_cache(maxsize=256)
 def _sites(kind: type) -> dict[str, Site]:
+    file, first, tree = _class_tree(kind)
+    found = ((name, node.lineno, function) for name, node, function in _assigned(tree) if function not in _BEFORE_CALLS)
+    return {name: Site(file=file, line=first + line - 1, function=function) for name, line, function in found}
+
+
+@functools.lru_cache(maxsize=256)
+def _constructed(kind: type) -> tuple[tuple[str, ast.expr], ...]:
+    assigned = _assigned(_class_tree(kind)[2])
+    return tuple((name, node.value) for name, node, function in assigned if function in _BEFORE_CALLS and node.value)
+
+
+def _class_tree(kind: type) -> tuple[str, int, ast.AST]:
+    """The file, the first line and the syntax of a class. Without any where its source is not there."""
+    nothing = "", 0, ast.Module(body=[], type_ignores=[])
     try:
         file, (lines, first) = inspect.getsourcefile(kind), inspect.getsourcelines(kind)
         if file is None or origin_of(file) == "machinery":
-            return {}
+            return nothing
         linecache.checkcache(file)
-        tree = ast.parse(inspect.cleandoc("\n" + "".join(lines)))
+        return file, first, ast.parse(inspect.cleandoc("\n" + "".join(lines)))
     except (OSError, TypeError, SyntaxError):  # made at run time, built in, or edited after the import
-        return {}
-    return {name: Site(file=file, line=first + line - 1, function=function) for name, line, function in _assigned(tree)}
+        return nothing
 
 
-def _assigned(tree: ast.AST) -> Iterator[tuple[str, int, str]]:
+def _assigned(tree: ast.AST) -> Iterator[tuple[str, Any, str]]:
     for function in ast.walk(tree):
-        if isinstance(function, ast.FunctionDef) and function.name not in _BEFORE_CALLS:
+        if isinstance(function, ast.FunctionDef):
             for node in ast.walk(function):
-                yield from ((name, node.lineno, function.name) for name in _targets(node))  # type: ignore[attr-defined]
+                yield from ((name, node, function.name) for name in _targets(node))
 
 
 def _targets(node: ast.AST) -> list[str]:

@@ -163,7 +163,7 @@ class Logged(torch.Tensor):
 class SubclassInPython(Base):
     def __init__(self):
         super().__init__()
-        self.scale = torch.full((4,), 2.0).as_subclass(Logged)
+        self.scale = torch.full((4,), 2.0, device=self.linear.weight.device).as_subclass(Logged)
 
     def forward(self, x):
         return (self.linear(x) * self.scale).as_subclass(torch.Tensor)

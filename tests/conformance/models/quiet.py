@@ -59,7 +59,7 @@ class CacheWithOnePlaceLeft(Base):
     def __init__(self):
         super().__init__()
         self.register_buffer("keys", torch.zeros(4, 3, 4))
-        self.position = torch.tensor([2])
+        self.position = torch.tensor([2], device=self.keys.device)
 
     def forward(self, x):
         keys = self.keys[: x.shape[0]]

@@ -595,3 +595,76 @@ def test_a_model_whose_inputs_the_user_draws_is_audited_on_these_only():
     drawing = Drawing(call=lambda seed: Example(args=(torch.full((2, 4), 1.0 + seed),), kwargs={}), count=0)
     audit(Sees(), replace(ones, drawing=drawing), HostBackend())
     assert {float(x.unique()) for x in seen} == {1.0, 2.0}
+
+
+class Windowed(nn.Module):
+    """As KAN and pytorch_msssim: a table that nobody registered."""
+
+    def __init__(self, use):
+        super().__init__()
+        self.linear, self.window = nn.Linear(4, 4), torch.arange(4)
+        self.use = use
+
+    def forward(self, x):
+        return self.use(self.linear(x), self.window)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda x, window: x * window,
+        lambda x, window: x[:, window],
+        lambda x, window: x * window.to(x.device),
+        lambda x, window: x * (window + 1).to(x.device, x.dtype),
+        lambda x, window: torch.cat([x, (window / 2).expand(2, 4)]) * window,
+    ],
+)
+def test_an_attribute_that_module_to_leaves_on_the_host_is_a_warning(use):
+    found = audited(Windowed(use).eval())
+    (warning,) = [finding for finding in found.findings if finding.level == "warning"]
+    assert (warning.id, warning.site.function) == ("host-data", "<lambda>")
+    assert "window is neither a parameter nor a buffer, so that Module.to leaves it on the host" in warning.evidence
+    assert "register_buffer" in warning.fix
+    assert not found.errors
+
+
+class WindowedOnItsDevice(Windowed):
+    def __init__(self, device=None):
+        super().__init__(lambda x, window: x * window)
+        self.window = torch.arange(4, device=self.linear.weight.device)
+
+
+class WindowedLater(Windowed):
+    def __init__(self):
+        super().__init__(lambda x, window: x * window)
+        self.window = None
+
+    def forward(self, x):
+        if self.window is None:
+            self.window = torch.arange(4, device=x.device)
+        return super().forward(x)
+
+
+class WindowFromOutside(nn.Module):
+    def __init__(self, window):
+        super().__init__()
+        self.window = window
+
+    def forward(self, x):
+        return x * self.window
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        WindowedOnItsDevice,
+        WindowedLater,
+        lambda: WindowFromOutside(torch.arange(4)),
+        lambda: Windowed(lambda x, window: x[:, : window[3:].tolist()[0]]),
+        lambda: Windowed(lambda x, window: x * window[2]),
+    ],
+    ids=["device named", "made in a call", "given", "read by the host", "a number"],
+)
+def test_an_attribute_on_the_device_or_for_the_host_is_none(build):
+    found = audited(build().eval())
+    assert [finding for finding in found.findings if finding.level == "warning"] == []
