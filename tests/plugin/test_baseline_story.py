@@ -73,9 +73,24 @@ def test_an_update_in_a_rehearsal_accepts_nothing_and_says_what_would(project):
     result = project.run("--cudagraph", "--cudagraph-batch-sizes=1,2", "--cudagraph-update")
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
-        ["E*to accept: @pytest.mark.graph_speedup(max_new_kernels=400), or --cudagraph-device=cpu --cudagraph-update"]
+        [
+            "E*to accept: @pytest.mark.graph_speedup(max_new_kernels=400), or "
+            "pytest test_user.py::test_good --cudagraph --cudagraph-device=cpu --cudagraph-update"
+        ]
     )
     assert project.baseline.read_text(encoding="utf-8") == recorded
+
+
+def test_a_file_of_another_schema_stops_the_run_and_stays_as_it_is(project):
+    project.write(good=GOOD)
+    project.measure("--cudagraph-update").assert_outcomes(passed=1)
+    old = project.baseline.read_text(encoding="utf-8").replace('"schema": 2', '"schema": 1')
+    project.baseline.write_text(old, encoding="utf-8")
+
+    result = project.measure("--cudagraph-update")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["ERROR: *.json: record 1 has schema 1, this pytest-cudagraph reads schema 2: *"])
+    assert project.baseline.read_text(encoding="utf-8") == old
 
 
 def test_pytest_benchmark_reads_the_file(project, tmp_path):

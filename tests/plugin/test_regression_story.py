@@ -105,10 +105,11 @@ def test_a_baseline_through_the_life_of_a_model(timed):
         slower.stdout.fnmatch_lines(
             [
                 "E *SlowerThanBaseline: batch 1: replay is 20 % slower than the baseline "
-                "relative to the reference workload (median 60.0 -> 72.0 µs, reference workload 150.0 -> 150.0 µs; "
-                "90% interval +12 % to +29 %); this test allows 10 %",
+                "(median 60.0 -> 72.0 µs); this test allows 10 %",
                 "E * eager did not change (120.0 -> 120.0 µs), replay got slower than in the baseline "
                 "(60.0 -> 72.0 µs); replay alone: what is captured, not the model",
+                "E * 90% interval +12 % to +29 %, from 1 saved session (3.0 % between sessions is assumed)",
+                "E * to accept: pytest *::* --cudagraph --cudagraph-device=cpu --cudagraph-update",
                 "1 passed, 1 slower",
             ]
         )
@@ -125,7 +126,10 @@ def test_a_baseline_through_the_life_of_a_model(timed):
     faster.stdout.fnmatch_lines(
         ["2 passed, 1 faster", "faster: test_user.py::test_good, batch 1: replay is 20 % faster *"]
     )
-    assert "to keep the gain: --cudagraph-update" in " ".join(line.strip() for line in faster.outlines)
+    assert (
+        "to keep the gain: pytest test_user.py::test_good --cudagraph --cudagraph-device=cpu --cudagraph-update"
+        in " ".join(line.strip() for line in faster.outlines)
+    )
     assert timed.baseline.read_text(encoding="utf-8") == text
 
     timed.write(other="cudagraph(Timed(120, 60).eval(), torch.randn(1, 16), batch_sizes=[1])")
@@ -163,7 +167,10 @@ def test_a_marginal_slowdown_is_inconclusive_until_sessions_tell(timed):
     open_ = run(timed)
     open_.assert_outcomes(passed=2)
     open_.stdout.fnmatch_lines(
-        ["*InconclusiveWarning: batch 1: replay is 8.3 % slower than the baseline *", "1 passed, 1 inconclusive"]
+        [
+            "*InconclusiveWarning: batch 1: cannot tell whether replay is slower than the baseline: +8.3 % *",
+            "1 passed, 1 inconclusive",
+        ]
     )
 
 
@@ -202,26 +209,6 @@ def test_a_missing_entry_is_counted_and_refused_by_strict(timed):
     )
     found = [batch for test in json.loads((timed.path / "run.json").read_text())["tests"] for batch in test["batches"]]
     assert [(batch["verdict"], batch["word"]) for batch in found] == [("not-judged", "no baseline yet")] * 2
-
-
-def test_a_file_of_the_first_schema_is_read_and_rewritten_on_the_next_update(timed):
-    write(timed, replay_us=60)
-    run(timed, "--cudagraph-update")
-    document = json.loads(timed.baseline.read_text(encoding="utf-8"))
-    for record in document["benchmarks"]:
-        ours = record["extra_info"]["cudagraph"]
-        ours["schema"] = 1
-        ours.pop("sessions", None)
-        for key in ("mig", "power_limit_w", "clocks"):
-            ours.get("device", {}).pop(key, None)
-    old = json.dumps(document)
-    timed.baseline.write_text(old, encoding="utf-8")
-
-    run(timed, "--cudagraph-strict").assert_outcomes(passed=2)
-    assert timed.baseline.read_text(encoding="utf-8") == old
-    run(timed, "--cudagraph-update").assert_outcomes(passed=2)
-    assert timed.baseline.read_text(encoding="utf-8").count('"commit": ') == 4
-    assert '"schema": 1' not in timed.baseline.read_text(encoding="utf-8")
 
 
 def test_the_markers_that_were_measured_are_suggested(timed):

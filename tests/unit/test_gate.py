@@ -91,7 +91,15 @@ def measured(timing, *, baseline=OFF, device=None, disturbance="", why_not="", *
     if disturbance:
         timing = replace(timing, decision="open", disturbance=disturbance)
     change = latency_change(baseline, timing, device) if device else None
-    return MeasuredBatch(timing=timing, saved=baseline, device=device, change=change, why_not_judged=why_not, **rest)
+    return MeasuredBatch(
+        test="t.py::test_a[x y]",
+        timing=timing,
+        saved=baseline,
+        device=device,
+        change=change,
+        why_not_judged=why_not,
+        **rest,
+    )
 
 
 def speedup(timing, min_speedup, over="eager", **facts) -> Judgement:
@@ -428,10 +436,20 @@ def test_one_quantile_alone_is_no_slowdown(median_us, q25_us):
     assert (found.verdict, comparison) == (Verdict.PASSED, "same")
 
 
+def test_a_message_uses_one_statistic_for_all_sides():
+    """Of saved sessions and of this one. Else one message says that the replay is faster, and that it got slower."""
+    timing = replace(PASSED, eager=latency(170.0, 130.0), replay=latency(150.0, 97.0))
+    found, _ = slowdown(timing, saved(replay=latency(112.4, 100.0)), 0.10, H200)
+    assert "(lower quartile 100.0 -> 97.0 µs)" in found.reason
+    assert "replay did not change (100.0 -> 97.0 µs)" in found.evidence[0]
+    assert "eager" in found.evidence[0]
+    assert "-> 130.0 µs" in found.evidence[0]
+
+
 def test_the_quantile_that_decides_is_named():
     timing = replace(PASSED, replay=latency(150.0, 130.0))
     found, _ = slowdown(timing, saved(120.0, 100.0), 0.10, H200)
-    assert "(lower quartile 100.0 -> 130.0 µs; " in found.reason
+    assert "(lower quartile 100.0 -> 130.0 µs)" in found.reason
 
 
 REPLACED = {

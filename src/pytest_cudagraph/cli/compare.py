@@ -124,9 +124,9 @@ def _why_uncertain(change: record.EntryChange, max_slowdown: float) -> list[str]
     if change.comparison != "uncertain" or change.old is None or change.new is None:
         return []
     found = baseline.change(change.old, change.new.sessions[-1])
-    interval = f"{gate.change_interval_text(found)}, {percent_text(max_slowdown)} is allowed"
+    allowed = f"{percent_text(max_slowdown)} is allowed"
     return textwrap.wrap(
-        f"{interval}; {gate.sessions_text(found)}", MAX_WIDTH, initial_indent="  ", subsequent_indent="    "
+        f"{gate.interval_basis_text(found)}; {allowed}", MAX_WIDTH, initial_indent="  ", subsequent_indent="    "
     )
 
 

@@ -86,6 +86,7 @@ class GreedyRun:
         graph = self.engine.graph(rows)
         receipt = replace(graph.receipt, replays=graph.replays)
         batch = device_context.measured_batch(case.name, size, timing, receipt, times.figures())
+        batch = replace(batch, test=case.nodeid)
         latency, comparison = gate.judge_baseline(batch, case.max_slowdown)
         judgements: tuple[Judgement, ...] = (
             gate.judge_structure(batch, None),

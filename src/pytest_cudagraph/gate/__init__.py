@@ -4,13 +4,12 @@ A judgement is one sentence (found, allowed), its evidence and its remedy. The r
 device: the sentences here follow after "batch 8:".
 """
 
+from pytest_cudagraph.gate.accepted import replaced_text
 from pytest_cudagraph.gate.latency import (
     FIGURES,
-    change_interval_text,
+    interval_basis_text,
     judge_baseline,
     judge_figures,
-    replaced_text,
-    sessions_text,
 )
 from pytest_cudagraph.gate.outcomes import judge_agreement, judge_capture, judge_compile_failure, judge_finding, refused
 from pytest_cudagraph.gate.speedup import judge_speedup

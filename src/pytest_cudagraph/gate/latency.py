@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
+import shlex
 from dataclasses import replace
 
 from pytest_cudagraph import baseline as baselines
-from pytest_cudagraph.gate.structure import changes_text
-from pytest_cudagraph.gate.wording import change_text, moved_text, software_changes
+from pytest_cudagraph.gate.wording import change_text, changes_text, moved_text, not_judged, software_changes
 from pytest_cudagraph.units import percent_text, plural, signed_text
 from pytest_cudagraph.values import (
     Comparison,
@@ -20,8 +20,6 @@ from pytest_cudagraph.values import (
     SavedBatch,
     Verdict,
 )
-
-_ACCEPT = "to accept: --cudagraph-update"
 
 _REPLACED = NoBaseline(comparison="off", reason="the saved entry is being replaced (--cudagraph-update)")
 
@@ -55,9 +53,9 @@ def judge_figures(batch: MeasuredBatch, max_slowdown: float) -> tuple[Judgement,
     found = []
     for name, change in batch.figure_changes.items():
         comparison = change.comparison(max_slowdown)
-        verdict, remedy = _OUTCOMES[comparison] if comparison == "slower" else (Verdict.PASSED, "")
+        verdict, remedy = _outcome(comparison, batch) if comparison == "slower" else (Verdict.PASSED, "")
         if comparison == "slower" and (batch.disturbance or change.unrest_log):
-            verdict, remedy = Verdict.INCONCLUSIVE, f"other work used the machine: run again on an idle one; {_ACCEPT}"
+            verdict, remedy = Verdict.INCONCLUSIVE, "other work used the machine: run again on an idle one"
         judgement = Judgement(
             gate="baseline",
             verdict=verdict,
@@ -73,28 +71,37 @@ def _compared(
     batch: MeasuredBatch, saved: SavedBatch, device: DeviceInfo, change: LatencyChange, max_slowdown: float
 ) -> tuple[Judgement, Comparison]:
     comparison = change.comparison(max_slowdown)
-    evidence = _evidence(batch, saved, device, change)
-    reason = _cause(comparison, saved, batch.receipt) + _reason(comparison, change, max_slowdown)
+    if batch.disturbance and comparison == "slower" and not batch.why_not_judged:
+        comparison = "uncertain"
+    verdict, remedy = _outcome(comparison, batch)
+    judgement = Judgement(
+        gate="baseline",
+        verdict=verdict,
+        reason=_cause(comparison, saved, batch.receipt) + _reason(comparison, change, max_slowdown),
+        evidence=_evidence(batch, saved, device, change),
+        remedy=remedy,
+    )
     if batch.why_not_judged:
-        evidence = (reason, *evidence)
-        reason = f"latency is not judged: {batch.why_not_judged}"
-        return Judgement(gate="baseline", verdict=Verdict.NOT_JUDGED, reason=reason, evidence=evidence), comparison
-    if batch.disturbance and comparison == "slower":
-        comparison, reason = "uncertain", f"{reason}; not decided: {batch.disturbance}"
-    verdict, remedy = _OUTCOMES[comparison]
-    if comparison == "uncertain" and not batch.disturbance:
-        kernels = _KERNELS_ARE_EXACT if _has_other_kernels(saved, batch.receipt) else ""
-        remedy = f"{_decision(change, max_slowdown, saved)}{kernels}; {_ACCEPT}"
-    return Judgement(gate="baseline", verdict=verdict, reason=reason, evidence=evidence, remedy=remedy), comparison
+        return not_judged(judgement, "latency", batch.why_not_judged), comparison
+    if comparison != "uncertain":
+        return judgement, comparison
+    if batch.disturbance:
+        return replace(judgement, reason=f"{judgement.reason}; {batch.disturbance}", remedy="run again"), comparison
+    kernels = _KERNELS_ARE_EXACT if _has_other_kernels(saved, batch.receipt) else ""
+    return replace(judgement, remedy=f"{_decision(change, max_slowdown, saved)}{kernels}"), comparison
 
 
-_OUTCOMES: dict[Comparison, tuple[Verdict, str]] = {
-    "same": (Verdict.PASSED, ""),
-    "faster": (Verdict.PASSED, "to keep the gain: --cudagraph-update"),
-    "uncertain": (Verdict.INCONCLUSIVE, f"run again; {_ACCEPT}"),
-    "slower": (Verdict.FAILED, _ACCEPT),
-}
+def _outcome(comparison: Comparison, batch: MeasuredBatch) -> tuple[Verdict, str]:
+    update = f"pytest {shlex.quote(batch.test)} --cudagraph {batch.update_option}"
+    if comparison == "slower":
+        return Verdict.FAILED, f"to accept: {update}"
+    if comparison == "uncertain":
+        return Verdict.INCONCLUSIVE, "run again"
+    return Verdict.PASSED, f"to keep the gain: {update}" if comparison == "faster" else ""
 
+
+_UNMOVED = 0.005
+"""A reference workload that moved less is not shown."""
 
 _KERNELS_ARE_EXACT = "; max_new_kernels gates the kernels, whatever the machine does"
 
@@ -104,8 +111,8 @@ def _decision(change: LatencyChange, max_slowdown: float, baseline: SavedBatch) 
     at_rest = replace(change, margin_log=change.margin_log - change.unrest_log, apart_log=0.0)
     if any(each.unrest_log for each in baseline.sessions):
         return (
-            "to decide: the baseline was saved on a busy machine: save it again at its commit on an idle machine "
-            "(--cudagraph-update=all), then run again"
+            "to decide: save the baseline again at its commit, on an idle machine (--cudagraph-update=all), then run "
+            "again: it was saved on a busy machine"
         )
     if change.unrest_log and at_rest.comparison(max_slowdown) != "uncertain":
         return "to decide: run again on an idle machine"
@@ -115,7 +122,7 @@ def _decision(change: LatencyChange, max_slowdown: float, baseline: SavedBatch) 
 def _more_sessions(change: LatencyChange) -> str:
     # A session saved with this change would widen the bound or start a new history.
     more = plural(baselines.ENOUGH - change.sessions, "more session")
-    return f"{more} of unchanged code (--cudagraph-update at the commit that is saved, and not with this change)"
+    return f"{more} of unchanged code (--cudagraph-update at the saved commit, not with this change)"
 
 
 def _cause(comparison: Comparison, baseline: SavedBatch, receipt: Receipt | None) -> str:
@@ -133,21 +140,26 @@ def _has_other_kernels(baseline: SavedBatch, receipt: Receipt | None) -> bool:
 
 
 def _reason(comparison: Comparison, change: LatencyChange, max_slowdown: float, subject: str = "replay") -> str:
-    found = f"{change.what} {change_text(change.before_ns, change.after_ns)}"
-    relative = ""
-    if change.reference_ns is not None:
-        relative = " relative to the reference workload"
-        found += f", reference workload {change_text(*change.reference_ns)}"
-    size = percent_text(abs(math.expm1(change.log_ratio)))
-    if comparison == "same":
-        return f"{subject} is as fast as in the baseline{relative} ({found})"
-    if comparison == "faster":
-        gain = percent_text(math.expm1(-change.log_ratio))
-        return f"{subject} is {gain} faster than the baseline{relative} ({found})"
-    interval = change_interval_text(change)
-    direction = "slower" if change.log_ratio > 0 else "faster"
+    """The verdict in words, by one statistic. An uncertain one gives the interval first."""
+    found = f"{change.what} {change_text(change.before_ns, change.after_ns)}{_machine(change)}"
     allowed = f"this test allows {percent_text(max_slowdown)}"
-    return f"{subject} is {size} {direction} than the baseline{relative} ({found}; {interval}); {allowed}"
+    if comparison == "same":
+        return f"{subject} is as fast as in the baseline ({found})"
+    if comparison == "faster":
+        return f"{subject} is {percent_text(math.expm1(-change.log_ratio))} faster than the baseline ({found})"
+    if comparison == "slower":
+        slowdown = percent_text(math.expm1(change.log_ratio))
+        return f"{subject} is {slowdown} slower than the baseline ({found}); {allowed}"
+    moved = signed_text(math.exp(change.log_ratio))
+    return f"cannot tell whether {subject} is slower than the baseline: {moved} ({found}); {allowed}"
+
+
+def _machine(change: LatencyChange) -> str:
+    """How much the reference workload moved, by which the latencies are divided. Empty if it did not."""
+    if change.reference_ns is None:
+        return ""
+    before_ns, after_ns = change.reference_ns
+    return f", the machine {signed_text(after_ns / before_ns)}" if abs(after_ns / before_ns - 1) > _UNMOVED else ""
 
 
 def change_interval_text(change: LatencyChange) -> str:
@@ -158,26 +170,23 @@ def change_interval_text(change: LatencyChange) -> str:
 
 def _evidence(batch: MeasuredBatch, saved: SavedBatch, device: DeviceInfo, change: LatencyChange) -> tuple[str, ...]:
     receipt, other_kernels = batch.receipt, _has_other_kernels(saved, batch.receipt)
-    moved = moved_text(batch.timing, saved, device, change.reference_ns, other_kernels=other_kernels)
-    lines = [moved, sessions_text(change)]
+    # The change may be that of a figure. What moved are the sides of the replay.
+    moved = moved_text(batch.timing, saved, batch.change or change, device, other_kernels=other_kernels)
+    lines = [moved, interval_basis_text(change)]
     changed = changes_text(saved.kernel_names, receipt.kernel_names) if receipt else ""
     if receipt and changed:
         lines.insert(0, f"the graph itself has changed: {saved.kernels} -> {receipt.kernels} kernels: {changed}")
     return (*lines, *software_changes(saved.device, device))
 
 
-def sessions_text(change: LatencyChange) -> str:
-    """What the interval is computed from, so that a reader can compute it again."""
-    spread = f"{percent_text(change.spread)} between sessions {'assumed' if change.is_prior else 'seen'}"
-    text = f"compared with {plural(change.sessions, 'saved session')}, {spread}"
+def interval_basis_text(change: LatencyChange) -> str:
+    """``90% interval +4.5 % to +20 %, from 1 saved session (3.0 % between sessions is assumed)``."""
+    basis = "is assumed" if change.is_prior else "was seen"
+    sessions = f"{plural(change.sessions, 'saved session')} ({percent_text(change.spread)} between sessions {basis})"
+    text = f"{change_interval_text(change)}, from {sessions}"
     if change.unrest_log:
-        text += f" and {percent_text(math.expm1(change.unrest_log))} more for other work on the machine"
-    if change.apart_log:
-        more = signed_text(math.exp(change.log_ratio + change.apart_log))
-        return f"{text}; as they are: divided by the reference workload, which other work disturbed, it is {more}"
-    if change.reference_ns is None:
-        return f"{text}; not divided by a reference workload"
-    return f"{text}; each divided by its own reference workload"
+        text += f", and {percent_text(math.expm1(change.unrest_log))} for other work on the machine"
+    return text
 
 
 def _without(baseline: NoBaseline, update_option: str) -> Judgement:
@@ -196,45 +205,3 @@ def _other_hardware(saved: SavedBatch, batch: MeasuredBatch) -> Judgement:
         reason=f"not comparable: the hardware changed since the baseline: {', '.join(changes)}",
         remedy=f"to save one for this device: pytest --cudagraph {batch.update_option}",
     )
-
-
-_ALIKE_LOG = 0.005
-"""With a smaller difference, the change is shown without the reference workload."""
-
-
-def replaced_text(saved: SavedBatch, new: SavedBatch) -> str:
-    """``replay 56.7 -> 243.9 µs (+330 %), 32 -> 62 kernels``. Empty if neither changed, as after an upgrade.
-
-    A latency has changed if it does not continue the saved history (:func:`pytest_cudagraph.baseline.is_continued`).
-    """
-    hardware = saved.device.hardware_changes(new.device)
-    if hardware:
-        return f"other hardware: {', '.join(hardware)}"
-    change = baselines.change(saved, new.sessions[-1])
-    kernels = _kernels_text(saved, new)
-    alike = {name: getattr(saved, name) for name in ("kernels", "kernel_names", "device", "compiled")}
-    has_moved = not baselines.is_continued(saved, replace(new, **alike))
-    texts = [f"{_latency_text(change)}{kernels}"] if has_moved or kernels else []
-    texts += [
-        _latency_text(each, FIGURES.get(name, name)) for name, each in baselines.moved_figures(saved, new).items()
-    ]
-    return ", ".join(texts)
-
-
-def _latency_text(change: LatencyChange, subject: str = "replay") -> str:
-    raw = change.after_ns / change.before_ns
-    moved = signed_text(raw)
-    if abs(math.log(raw) - change.log_ratio) > _ALIKE_LOG:
-        moved += f"; {signed_text(math.exp(change.log_ratio))} relative to the reference workload"
-    # Tables show medians. Another statistic is named, because the two may differ.
-    named = "" if change.what == "median" else f"{change.what} "
-    return f"{subject} {named}{change_text(change.before_ns, change.after_ns)} ({moved})"
-
-
-def _kernels_text(saved: SavedBatch, new: SavedBatch) -> str:
-    if saved.kernels is None or new.kernels is None:
-        return ""
-    if saved.kernels != new.kernels:
-        return f", {saved.kernels} -> {plural(new.kernels, 'kernel')}"
-    changed = changes_text(saved.kernel_names, new.kernel_names)
-    return f", other kernels: {changed}" if changed else ""

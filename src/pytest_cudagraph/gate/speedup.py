@@ -5,7 +5,15 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from pytest_cudagraph.gate.wording import Over, attainable_text, found_text, is_quiet, moved_text, timing_text
+from pytest_cudagraph.gate.wording import (
+    Over,
+    attainable_text,
+    found_text,
+    is_quiet,
+    moved_text,
+    not_judged,
+    timing_text,
+)
 from pytest_cudagraph.units import factor_text, percent_text, seconds_text
 from pytest_cudagraph.values import Interval, Judgement, MeasuredBatch, SavedBatch, Timing, Verdict
 
@@ -31,9 +39,7 @@ def judge_speedup(batch: MeasuredBatch, min_speedup: float, over: Over = "eager"
         evidence=_evidence(batch, min_speedup) if over == "eager" else _compiled_evidence(batch),
     )
     if batch.why_not_judged:
-        reason = f"speed is not judged: {batch.why_not_judged}"
-        evidence = (found_text(timing, over), *found.evidence)
-        return replace(found, verdict=Verdict.NOT_JUDGED, reason=reason, evidence=evidence)
+        return not_judged(replace(found, reason=found_text(timing, over)), "speed", batch.why_not_judged)
     if timing.target_ratio != min_speedup:
         raise ValueError(f"the timing was taken against {timing.target_ratio}, and cannot be judged by {min_speedup}")
     if batch.disturbance:
@@ -94,7 +100,7 @@ def _evidence(batch: MeasuredBatch, min_speedup: float) -> tuple[str, ...]:
     saved, change = batch.saved, batch.change
     if isinstance(saved, SavedBatch) and change is not None and not batch.replaces_saved:
         other_kernels = None not in (kernels, saved.kernels) and kernels != saved.kernels
-        lines.append(moved_text(timing, saved, batch.device, change.reference_ns, other_kernels=other_kernels))
+        lines.append(moved_text(timing, saved, change, batch.device, other_kernels=other_kernels))
     return (*lines, *timing.notes)
 
 

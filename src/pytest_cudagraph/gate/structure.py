@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 
-from pytest_cudagraph.gate.wording import software_changes
+from pytest_cudagraph.gate.wording import changes_text, software_changes
 from pytest_cudagraph.units import plural
 from pytest_cudagraph.values import DeviceInfo, Judgement, MeasuredBatch, NoBaseline, Receipt, Verdict
-
-_NAMES_SHOWN = 5
 
 
 def judge_structure(batch: MeasuredBatch, max_new_kernels: int | None) -> Judgement:
@@ -63,18 +60,6 @@ def _compared(
         evidence=evidence,
         accept=after - before,
     )
-
-
-def changes_text(before: Mapping[str, int], after: Mapping[str, int]) -> str:
-    """``+16 aten.mul, -1 aten.add``: the largest changes first, a few of them."""
-    difference = Counter(after)
-    difference.subtract(before)
-    changed = sorted(
-        ((count, name) for name, count in difference.items() if count), key=lambda item: (-abs(item[0]), item[1])
-    )
-    shown = [f"{count:+d} {name}" for count, name in changed[:_NAMES_SHOWN]]
-    hidden = len(changed) - len(shown)
-    return ", ".join([*shown, f"and {hidden} more"] if hidden else shown)
 
 
 def _uncounted(reason: str, max_new_kernels: int | None) -> Judgement:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from operator import attrgetter
 from typing import Literal
 
 from pytest_cudagraph.baseline import PRIOR_SPREAD
-from pytest_cudagraph.units import factor_text, latency_text, percent_text, plural, seconds_text
-from pytest_cudagraph.values import DeviceInfo, Interval, SavedBatch, Timing
+from pytest_cudagraph.units import factor_text, first_of, latency_text, percent_text, plural, seconds_text
+from pytest_cudagraph.values import DeviceInfo, Interval, Judgement, LatencyChange, SavedBatch, Timing, Verdict
 
 SESSION_NOISE_LOG = 2 * PRIOR_SPREAD
 """Two standard deviations, as a log-ratio. A smaller change may come from the session, not from the code."""
+
+_NAMES_SHOWN = 5
 
 _SOFTWARE = (
     ("driver", "driver"),
@@ -29,6 +34,23 @@ def change_text(before_ns: float, after_ns: float) -> str:
     before, after = latency_text(before_ns), latency_text(after_ns)
     number, unit = before.rsplit(" ", 1)
     return f"{number} -> {after}" if after.endswith(f" {unit}") else f"{before} -> {after}"
+
+
+def changes_text(before: Mapping[str, int], after: Mapping[str, int]) -> str:
+    """``+16 aten.mul, -1 aten.add``: the largest changes first, a few of them."""
+    difference = Counter(after)
+    difference.subtract(before)
+    changed = sorted(
+        ((count, name) for name, count in difference.items() if count), key=lambda item: (-abs(item[0]), item[1])
+    )
+    return first_of([f"{count:+d} {name}" for count, name in changed], _NAMES_SHOWN)
+
+
+def not_judged(judgement: Judgement, what: str, why: str) -> Judgement:
+    """The same facts without a verdict: ``speed is not judged: 4 xdist workers share this machine``."""
+    evidence = (judgement.reason, *judgement.evidence)
+    reason = f"{what} is not judged: {why}"
+    return replace(judgement, verdict=Verdict.NOT_JUDGED, reason=reason, evidence=evidence, remedy="")
 
 
 def interval_text(speedup: Interval) -> str:
@@ -95,24 +117,25 @@ def attainable_text(timing: Timing, min_speedup: float, kernels: int | None) -> 
 def moved_text(
     timing: Timing,
     saved: SavedBatch,
+    change: LatencyChange,
     device: DeviceInfo | None = None,
-    reference_ns: tuple[float, float] | None = None,
     *,
     other_kernels: bool = False,
 ) -> str:
-    """Which side changed since the baseline, by medians. The ratio alone does not show it.
+    """Which side changed since the baseline, by the statistic of ``change``. The ratio alone does not show it.
 
-    With ``device``, sides that run on the host are not compared across CPU models. ``reference_ns`` (before, after)
+    With ``device``, sides that run on the host are not compared across CPU models. The reference workload
     distinguishes a slower machine from a slower model. With ``other_kernels`` the machine is never the only cause.
     """
     arms = [("eager", saved.eager, timing.eager), ("compiled", saved.compiled, timing.compiled)]
-    sides = [(arm, before.median_ns, after.median_ns) for arm, before, after in arms if before and after]
+    level = attrgetter("q25_ns" if change.what == "lower quartile" else "median_ns")
+    sides = [(arm, level(before), level(after)) for arm, before, after in arms if before and after]
+    replay = ("replay", change.before_ns, change.after_ns)
     if device is not None and device.host_cpu != saved.device.host_cpu:
         lost = " and ".join(arm for arm, _, _ in sides)
-        moved = _sides_text([("replay", saved.replay.median_ns, timing.replay.median_ns)], reference_ns, other_kernels)
+        moved = _sides_text([replay], change.reference_ns, other_kernels)
         return f"{moved}; {lost}: not compared, the host's CPU is another"
-    sides.append(("replay", saved.replay.median_ns, timing.replay.median_ns))
-    return _sides_text(sides, reference_ns, other_kernels)
+    return _sides_text([*sides, replay], change.reference_ns, other_kernels)
 
 
 def _sides_text(

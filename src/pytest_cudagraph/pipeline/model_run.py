@@ -169,6 +169,7 @@ class ModelRun:
         case, results = self.case, self.results
         receipt = results.graphs[batch_size].receipt
         batch = self.device_context.measured_batch(case.name, batch_size, timing, receipt)
+        batch = replace(batch, test=case.nodeid)
         latency, comparison = gate.judge_baseline(batch, case.max_slowdown)
         results.measured[batch_size], results.comparisons[batch_size] = batch, comparison
         # The structure first: it is exact.

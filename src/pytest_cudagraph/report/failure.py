@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -21,7 +22,8 @@ def accept_hints(report: GraphReport, missed: Sequence[Judgement]) -> list[str]:
     kernels = _largest(missed, "structure")
     if kernels is not None:
         marker = f"@pytest.mark.graph_speedup(max_new_kernels={kernels:g})"
-        lines.append(f"to accept: {marker}, or {report.update_option}")
+        update = f"pytest {shlex.quote(report.nodeid)} --cudagraph {report.update_option}"
+        lines.append(f"to accept: {marker}, or {update}")
     over_compiled = min((each.accept or 0.0 for each in missed if each.gate == "over-compiled"), default=0.0)
     if over_compiled:
         lines.append(f"to accept: @pytest.mark.graph_speedup(min_over_compiled={over_compiled:.2f})")

@@ -144,6 +144,8 @@ class MeasuredBatch:
     """Whether the run replaces saved entries on request. Then no gate compares with them."""
     why_not_judged: str = ""
     """Why speed is not judged here. Empty where it is judged."""
+    test: str = ""
+    """The node id of the test."""
     update_option: str = "--cudagraph-update"
     """The option that saves an entry on this device."""
 

@@ -117,7 +117,8 @@ def test_of_kernels_and_of_slowdowns_the_largest_is_to_be_accepted():
 
     batches = [batch(size, failed("structure", size), failed("base", size / 100)) for size in (4, 8, 1)]
     assert last_lines(*batches) == [
-        "to accept: @pytest.mark.graph_speedup(max_new_kernels=8), or --cudagraph-update",
+        "to accept: @pytest.mark.graph_speedup(max_new_kernels=8), or "
+        "pytest tests/test_a.py::test_a --cudagraph --cudagraph-update",
         "to accept: --cudagraph-base-slowdown=0.08",
     ]
 
