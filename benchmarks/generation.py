@@ -31,8 +31,7 @@ from pytest_cudagraph import DecodeEngine, PerfCounterClock, json_schema, measur
 from pytest_cudagraph.backends import open_backend
 from pytest_cudagraph.check.compare import Tolerance
 from pytest_cudagraph.decoding.agreement import compare_logits, compare_with_eager
-from pytest_cudagraph.decoding.guided import GuidedEngine
-from pytest_cudagraph.decoding.guided_times import RepeatedGuidedSteps, summary
+from pytest_cudagraph.decoding.guided import GuidedEngine, RepeatedGuidedSteps, summary
 from pytest_cudagraph.decoding.lookup import LookupRequest, LookupRun
 from pytest_cudagraph.decoding.prefill import PrefillRequest, compare_prefill
 from pytest_cudagraph.decoding.results import TokenAgreement

@@ -16,9 +16,8 @@ from examples.small_decoder import SmallDecoder
 from pytest_cudagraph.backends import open_backend
 from pytest_cudagraph.check.compare import Tolerance
 from pytest_cudagraph.decoding import lookup, prefill
-from pytest_cudagraph.decoding.agreement import compare_with_eager
+from pytest_cudagraph.decoding.agreement import compare_with_eager, judge_steps, judge_tokens
 from pytest_cudagraph.decoding.engine import DecodeEngine, Step, call_decoder
-from pytest_cudagraph.decoding.gates import judge_steps, judge_tokens
 from pytest_cudagraph.decoding.lookup import LookupRequest, run_lookup
 from pytest_cudagraph.decoding.prefill import PrefillRequest
 from pytest_cudagraph.decoding.prompts import GenerationSettings

@@ -24,10 +24,13 @@ if TYPE_CHECKING:
         TooMuchOverhead,
     )
     from pytest_cudagraph.decoding.grammars import Grammar, choice, ebnf, json_schema, python_source, regex
-    from pytest_cudagraph.decoding.modes.protocol import Engine, EngineFacts, LoadedEngine, LoadRequest
-    from pytest_cudagraph.decoding.modes.vllm_engine import VllmEngine, vllm
-    from pytest_cudagraph.decoding.transformers_decoder import StaticDecoder, static_decoder
-    from pytest_cudagraph.decoding.transformers_modes import TransformersEngine, transformers_engine
+    from pytest_cudagraph.decoding.modes.engines import Engine, EngineFacts, LoadedEngine, LoadRequest, VllmEngine, vllm
+    from pytest_cudagraph.decoding.transformers_decoder import (
+        StaticDecoder,
+        TransformersEngine,
+        static_decoder,
+        transformers_engine,
+    )
     from pytest_cudagraph.errors import (
         AuditFailed,
         BaselineError,
@@ -184,10 +187,8 @@ _HOMES = {
         "decoding.errors": "EngineFailed FellBackToEager InvalidOutput StepNotReplayed TokenMismatch TokenNotAllowed "
         "TooFewTokensPerStep TooManyBytes TooMuchOverhead",
         "decoding.grammars": "Grammar choice ebnf json_schema python_source regex",
-        "decoding.modes.protocol": "Engine EngineFacts LoadRequest LoadedEngine",
-        "decoding.modes.vllm_engine": "VllmEngine vllm",
-        "decoding.transformers_decoder": "StaticDecoder static_decoder",
-        "decoding.transformers_modes": "TransformersEngine transformers_engine",
+        "decoding.modes.engines": "Engine EngineFacts LoadRequest LoadedEngine VllmEngine vllm",
+        "decoding.transformers_decoder": "StaticDecoder TransformersEngine static_decoder transformers_engine",
         "measure": "Arms Bounds PerfCounterClock measure_arms",
         "monitor": "PerfCard PerfMonitor",
         "own_graphs": "graph_watch",

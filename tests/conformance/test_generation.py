@@ -7,8 +7,7 @@ import torch
 
 from pytest_cudagraph import DecodeEngine, static_decoder
 from pytest_cudagraph.check.compare import Tolerance
-from pytest_cudagraph.decoding.agreement import compare_with_eager
-from pytest_cudagraph.decoding.gates import judge_steps, judge_tokens
+from pytest_cudagraph.decoding.agreement import compare_with_eager, judge_steps, judge_tokens
 
 transformers = pytest.importorskip("transformers", reason="the families are those of transformers")
 

@@ -8,10 +8,9 @@ from examples.small_decoder import SmallDecoder
 from tests.decoding_faults import FAULTS, TOLERANCE
 
 from pytest_cudagraph import DecodeEngine
-from pytest_cudagraph.decoding.agreement import compare_logits, compare_with_eager
-from pytest_cudagraph.decoding.gates import judge_chunks, judge_steps, judge_tokens
+from pytest_cudagraph.decoding.agreement import compare_logits, compare_with_eager, judge_steps, judge_tokens
 from pytest_cudagraph.decoding.lookup import LookupRequest, LookupRun
-from pytest_cudagraph.decoding.prefill import PrefillRequest, compare_prefill
+from pytest_cudagraph.decoding.prefill import PrefillRequest, compare_prefill, judge_chunks
 
 
 @pytest.fixture

@@ -6,9 +6,8 @@ import pytest
 from examples.test_engine_modes import make_llama
 
 from pytest_cudagraph import transformers_engine
-from pytest_cudagraph.decoding.modes.mode_request import ModeRequest
-from pytest_cudagraph.decoding.modes.mode_run import run_mode
-from pytest_cudagraph.decoding.modes.protocol import LoadRequest
+from pytest_cudagraph.decoding.modes.engines import LoadRequest
+from pytest_cudagraph.decoding.modes.mode_run import ModeRequest, run_mode
 
 
 def refuses_capture():

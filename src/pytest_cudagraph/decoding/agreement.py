@@ -1,21 +1,28 @@
-"""Compare the tokens of captured steps with an eager generation."""
+"""Compare the tokens of captured steps with an eager generation, and judge steps and tokens."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import torch
 
 from pytest_cudagraph.check.compare import Tolerance
 from pytest_cudagraph.decoding.engine import Generated
-from pytest_cudagraph.decoding.results import GenerationReceipt, TokenAgreement, TokenDifference
+from pytest_cudagraph.decoding.results import (
+    GenerationReceipt,
+    TokenAgreement,
+    TokenDifference,
+)
+from pytest_cudagraph.units import plural
+from pytest_cudagraph.values import Finding, Judgement, Verdict
 
 _BFLOAT16_RTOL = 0.016
 """That of ``torch.testing.assert_close``."""
 
 
-class Comparison(NamedTuple):
+class TokenComparison(NamedTuple):
     """How a generation by graphs compares with eager, and how its steps ran."""
 
     tokens: TokenAgreement | TokenDifference
@@ -38,7 +45,7 @@ class Generates(Protocol):
     ) -> Generated: ...
 
 
-def compare_with_eager(engine: Generates, prompts: torch.Tensor, count: int, tolerance: Tolerance) -> Comparison:
+def compare_with_eager(engine: Generates, prompts: torch.Tensor, count: int, tolerance: Tolerance) -> TokenComparison:
     """Generate ``count`` tokens eagerly and by graphs.
 
     In the same shapes both run freely, and every token must be equal. A padded batch computes other shapes, which
@@ -47,12 +54,12 @@ def compare_with_eager(engine: Generates, prompts: torch.Tensor, count: int, tol
     if engine.rows_of_graph(prompts.shape[0]) != prompts.shape[0]:
         eager = engine.generate(prompts, count, graphs=False, keep_logits=True)
         found = engine.generate(prompts, count, forced=eager.tokens, keep_logits=True)
-        return Comparison(compare_logits(eager, found, tolerance), found.receipt)
+        return TokenComparison(compare_logits(eager, found, tolerance), found.receipt)
     eager, found = (engine.generate(prompts, count, graphs=graphs) for graphs in (False, True))
     if torch.equal(eager.tokens, found.tokens):
-        return Comparison(TokenAgreement(compared=eager.tokens.numel(), same_shapes=True), found.receipt)
+        return TokenComparison(TokenAgreement(compared=eager.tokens.numel(), same_shapes=True), found.receipt)
     eager = engine.generate(prompts, count, graphs=False, keep_logits=True)
-    return Comparison(_difference(eager, found, eager.tokens != found.tokens, None), found.receipt)
+    return TokenComparison(_difference(eager, found, eager.tokens != found.tokens, None), found.receipt)
 
 
 class _Largest(NamedTuple):
@@ -141,3 +148,66 @@ def _difference(eager: Generated, found: Generated, places: torch.Tensor, larges
 
 def _wide(logits: torch.Tensor) -> torch.Tensor:
     return logits if logits.dtype == torch.float64 else logits.float()
+
+
+_FIX = (
+    "fix: keep the position in a tensor on the device and change it in place: a replay repeats the addresses and "
+    "numbers of the capture"
+)
+_FIX_OTHER_SHAPES = "fix: a row must not depend on the other rows; where the difference is rounding: rtol, atol"
+
+
+def judge_steps(receipt: GenerationReceipt, *, step: str = "decode step") -> Judgement:
+    """Passed if every ``step`` replayed a graph, and nothing else did."""
+    padded = f", each with {plural(receipt.padded_rows, 'padded row')}" if receipt.padded_rows else ""
+    if receipt.replays == receipt.steps and not receipt.eager:
+        reason = f"{plural(receipt.steps, step)}, all replays of a graph{padded}"
+        return Judgement(gate="steps", verdict=Verdict.PASSED, reason=reason)
+    noun = step.split()[-1]
+    reasons = tuple(f"{plural(count, noun)}: {reason}" for reason, count in receipt.eager.items())
+    return Judgement(
+        gate="steps",
+        verdict=Verdict.NOT_CAPTURED,
+        reason=f"every {step} must replay a graph; {plural(receipt.replays, 'replay')} "
+        f"in {plural(receipt.steps, noun)}",
+        evidence=reasons,
+        remedy="fix: give decode_engine a graph for this batch size (graph_sizes=)",
+    )
+
+
+def judge_tokens(
+    found: TokenAgreement | TokenDifference, *, exact: bool, findings: Sequence[Finding] = ()
+) -> Judgement:
+    """Wrong if a token differs from eager's. ``exact`` forbids ties too. ``findings`` are the likely cause."""
+    if isinstance(found, TokenDifference):
+        return _different(found, findings)
+    how = "in the same shapes" if found.same_shapes else "teacher-forced"
+    ties = f", {plural(found.ties, 'tie')}" if found.ties else ""
+    evidence = () if found.same_shapes else (_logits_text(found),)
+    if found.ties and exact:
+        reason = f"every token must be eager's (exact=True); {found.ties} of {found.compared} differ, all of them ties"
+        return Judgement(gate="tokens", verdict=Verdict.WRONG, reason=reason, evidence=evidence)
+    reason = f"{plural(found.compared, 'token')} equal to eager's, {how}{ties}"
+    return Judgement(gate="tokens", verdict=Verdict.PASSED, reason=reason, evidence=evidence)
+
+
+def _different(found: TokenDifference, findings: Sequence[Finding]) -> Judgement:
+    what = f"{found.differing} of {found.compared} tokens" if found.differing else "logits"
+    first = f"first in row {found.row}, token {found.position}"
+    tokens = f": eager gives {found.expected}, the graph {found.found}" if found.expected != found.found else ""
+    gap = f"eager's two largest logits are {found.gap:.3g} apart there"
+    evidence = [gap, "both generations used the same shapes" if found.same_shapes else _logits_text(found)]
+    evidence += [f"{each.site}: {each.message} [{each.id}]" for each in findings if each.site]
+    own = f"fix: {findings[0].fix}" if findings else _FIX
+    return Judgement(
+        gate="tokens",
+        verdict=Verdict.WRONG,
+        reason=f"{what} differ from eager's, {first}{tokens}",
+        evidence=tuple(evidence),
+        remedy=own if found.same_shapes else _FIX_OTHER_SHAPES,
+        hazard=findings[0].id if findings else "",
+    )
+
+
+def _logits_text(found: TokenAgreement | TokenDifference) -> str:
+    return f"logits differ by at most {found.largest_difference:.3g}, allowed there are {found.tolerance:.3g}"

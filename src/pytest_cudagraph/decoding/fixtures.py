@@ -173,12 +173,12 @@ class EngineUnderTest:
         """
         __tracebackhide__ = True
         from pytest_cudagraph.decoding.lookup import LookupRequest, run_lookup
-        from pytest_cudagraph.decoding.prompts import GenerationSettings, generate_once
+        from pytest_cudagraph.decoding.prompts import GenerationSettings, generate_once, rows_of
         from pytest_cudagraph.decoding.results import Lookup
 
         request = LookupRequest(k=k, ngram=ngram, min_tokens_per_step=min_tokens_per_step)
         call = self._of_one_length(
-            output_length, batch_sizes=_rows_of(prompts), exact=exact, rtol=rtol, atol=atol, name=name
+            output_length, batch_sizes=rows_of(prompts), exact=exact, rtol=rtol, atol=atol, name=name
         )
 
         def run(scene: ScenarioContext) -> list[BatchReport]:
@@ -221,12 +221,12 @@ class EngineUnderTest:
         __tracebackhide__ = True
         from pytest_cudagraph.decoding.guided_results import Guided
         from pytest_cudagraph.decoding.guided_run import GuidedRequest, GuidedRun
-        from pytest_cudagraph.decoding.prompts import GenerationSettings
+        from pytest_cudagraph.decoding.prompts import GenerationSettings, checked_prompts, rows_of
 
         request = GuidedRequest(min_valid=min_valid, max_overhead=max_overhead, choose=choose)
         call = self._of_one_length(
             output_length, exact=exact, rtol=rtol, atol=atol, name=name,
-            batch_sizes=None if prompts is None else _rows_of(prompts),
+            batch_sizes=None if prompts is None else rows_of(prompts),
         )  # fmt: skip
 
         language = (grammar, tokenizer, stop_token)
@@ -234,13 +234,13 @@ class EngineUnderTest:
         def once(case: Case) -> None:
             with self._eager_engine(case) as engine:
                 count = GenerationSettings.of(case).output_length
-                self._guided_engine(engine, case, language).generate(_checked_prompts(engine, prompts, case), count)
+                self._guided_engine(engine, case, language).generate(checked_prompts(engine, prompts, case), count)
 
         def run(scene: ScenarioContext) -> list[BatchReport]:
             engine, settings = self._engine(scene), GenerationSettings.of(scene.case)
             guided = self._guided_engine(engine, scene.case, language, choose)
             one = GuidedRun(guided=guided, request=request, settings=settings, device_context=scene.device_context)
-            return [one.batch(_checked_prompts(engine, prompts, scene.case))]
+            return [one.batch(checked_prompts(engine, prompts, scene.case))]
 
         calls = {f"guided-output{call.options['output_lengths'][0]}": call}
         return next(iter(results(run_scenario(self.context, calls, once=once, run=run), Guided)), None)
@@ -297,19 +297,3 @@ def _distinct(graph_sizes: Any) -> tuple[int, ...]:
         return distinct_sizes(graph_sizes)
     except ValueError as allowed:
         raise InputError(f"graph_sizes takes {allowed}; found {value_text(graph_sizes)}") from None
-
-
-def _rows_of(prompts: Any) -> list[int]:
-    """The batch size of prompts. What is no batch of prompts is refused later, by the engine."""
-    shape = tuple(getattr(prompts, "shape", ()))
-    return [max(*shape[:1], 1)] if len(shape) == 2 else [1]
-
-
-def _checked_prompts(engine: DecodeEngine, prompts: Any, case: Case) -> Any:
-    """The prompts, or random ones, if the decoder holds them and what is generated."""
-    from pytest_cudagraph.decoding.prompts import GenerationSettings, prompts_of
-
-    settings = GenerationSettings.of(case)
-    shown = prompts_of(engine, case.batch_sizes[0], settings.prompt_lengths[0]) if prompts is None else prompts
-    engine.check_prompts(shown, settings.output_length)
-    return shown

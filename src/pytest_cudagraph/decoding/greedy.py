@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from pytest_cudagraph import audit, gate
-from pytest_cudagraph.decoding.agreement import compare_with_eager
+from pytest_cudagraph.decoding.agreement import compare_with_eager, judge_steps, judge_tokens
 from pytest_cudagraph.decoding.engine import DecodeEngine, call_decoder, padded
-from pytest_cudagraph.decoding.gates import judge_steps, judge_tokens
 from pytest_cudagraph.decoding.prefill import prefill_bytes
 from pytest_cudagraph.decoding.prompts import GenerationSettings, prompts_of
 from pytest_cudagraph.decoding.results import Generation, TokenAgreement, TokenDifference

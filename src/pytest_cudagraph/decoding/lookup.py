@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
 
-from pytest_cudagraph.decoding.agreement import compare_logits
+from pytest_cudagraph.decoding.agreement import compare_logits, judge_steps, judge_tokens
 from pytest_cudagraph.decoding.engine import DecodeEngine, Generated, padded
-from pytest_cudagraph.decoding.gates import judge_lookup, judge_steps, judge_tokens
 from pytest_cudagraph.decoding.prompts import GenerationSettings
 from pytest_cudagraph.decoding.results import GenerationReceipt, Lookup, TokenAgreement
 from pytest_cudagraph.errors import InputError
 from pytest_cudagraph.foreign import value_text
 from pytest_cudagraph.pipeline.device_context import DeviceContext
-from pytest_cudagraph.values import BatchReport
+from pytest_cudagraph.units import plural
+from pytest_cudagraph.values import BatchReport, Judgement, Verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,4 +185,28 @@ def _lookup_of(run: LookupRun, receipt: GenerationReceipt, tokens: TokenAgreemen
         verified=sum(call.drafted > 0 for call in run.calls),
         drafted=sum(call.drafted for call in run.calls),
         accepted=run.rows * sum(call.accepted for call in run.calls),
+    )
+
+
+_ROUNDING = 100
+"""A suggested limit has two decimals."""
+
+
+def judge_lookup(found: Lookup, min_tokens_per_step: float | None) -> Judgement:
+    """Failed with fewer tokens per step than asked for. None: only shown."""
+    steps, tokens = plural(found.receipt.steps, "call"), plural(found.output_length - 1, "token")
+    reason = f"{found.tokens_per_step:.2f} tokens per step ({tokens} of each row in {steps})"
+    evidence = (
+        f"{found.accepted} of {found.drafted} proposed tokens accepted ({found.acceptance_ratio:.0%}), "
+        f"mean acceptance length {found.mean_acceptance_length:.2f}, {plural(found.verified, 'verified call')}",
+    )
+    if min_tokens_per_step is None or found.tokens_per_step >= min_tokens_per_step:
+        return Judgement(gate="lookup", verdict=Verdict.PASSED, reason=reason, evidence=evidence)
+    accept = math.floor(found.tokens_per_step * _ROUNDING) / _ROUNDING
+    return Judgement(
+        gate="lookup",
+        verdict=Verdict.FAILED,
+        reason=f"{reason}; this test asks for {min_tokens_per_step:g}",
+        evidence=evidence,
+        remedy=f"to accept: min_tokens_per_step={accept:.2f}",
     )

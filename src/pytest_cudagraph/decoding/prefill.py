@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import math
+import weakref
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 import torch
 
-from pytest_cudagraph import state
-from pytest_cudagraph.backends.capture_mode import claims_capture, replaced
+from pytest_cudagraph import pytree, state
+from pytest_cudagraph.backends.capture_mode import ObservingMode, claims_capture, replaced
+from pytest_cudagraph.backends.cpu.operators import traits_of
 from pytest_cudagraph.check.compare import Tolerance
 from pytest_cudagraph.decoding.agreement import absolute_differences
 from pytest_cudagraph.decoding.decoder import Decoder, check_members
 from pytest_cudagraph.decoding.engine import parts
-from pytest_cudagraph.decoding.gates import judge_bytes, judge_chunks
-from pytest_cudagraph.decoding.memory import PeakBytes
 from pytest_cudagraph.decoding.results import Counted, Prefill, PrefillBytes
 from pytest_cudagraph.errors import InputError
 from pytest_cudagraph.foreign import value_text
-from pytest_cudagraph.values import BatchReport
+from pytest_cudagraph.units import bytes_text
+from pytest_cudagraph.values import BatchReport, Judgement, Verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,3 +135,101 @@ def judge_prefill(found: Prefill, request: PrefillRequest) -> BatchReport:
     """The report of one prefill: first its values, then its bytes."""
     both = judge_chunks(found), judge_bytes(found, request.max_bytes_ratio)
     return BatchReport(batch_size=1, judgements=tuple(each for each in both if each is not None), scenario=found)
+
+
+def judge_chunks(found: Prefill) -> Judgement | None:
+    """Wrong if a prefill in chunks gives other logits or another cache than one call. None: ``meta`` has no values."""
+    if found.largest_difference is None or found.tolerance is None:
+        return None
+    chunks = f"chunks of {found.chunk} tokens"
+    differ = f"logits and cache differ by at most {found.largest_difference:.3g}"
+    if found.largest_difference <= found.tolerance:
+        return Judgement(gate="tokens", verdict=Verdict.PASSED, reason=f"{chunks} give what one call gives: {differ}")
+    return Judgement(
+        gate="tokens",
+        verdict=Verdict.WRONG,
+        reason=f"{chunks} must give the logits and the cache of one call; they differ by "
+        f"{found.largest_difference:.3g}, allowed are {found.tolerance:.3g}",
+        remedy="fix: a call attends to what the cache holds before it; where the difference is rounding: rtol, atol",
+    )
+
+
+_ROUNDING = 100
+"""A suggested limit has two decimals."""
+
+
+def judge_bytes(found: Prefill, max_ratio: float | None) -> Judgement:
+    """Failed if the chunked prefill takes more than ``max_ratio`` of the bytes of one call. None: only shown."""
+    chunked, whole = (each.total(found.counting) for each in (found.chunked, found.whole))
+    counted = f"{found.counting}: {bytes_text(chunked)} of {bytes_text(whole)}"
+    reason = f"chunks of {found.chunk} take {found.bytes_ratio:.3f} of the bytes of one call ({counted})"
+    parts = tuple(_bytes_line(*each) for each in (("one call", found.whole), ("chunks", found.chunked)))
+    if max_ratio is None or found.bytes_ratio <= max_ratio:
+        return Judgement(gate="bytes", verdict=Verdict.PASSED, reason=reason, evidence=parts)
+    accept = math.ceil(found.bytes_ratio * _ROUNDING) / _ROUNDING
+    return Judgement(
+        gate="bytes",
+        verdict=Verdict.FAILED,
+        reason=f"{reason}; this test allows {max_ratio:g}",
+        evidence=parts,
+        remedy=f"to accept: max_bytes_ratio={accept:.2f}",
+    )
+
+
+def _bytes_line(what: str, found: PrefillBytes) -> str:
+    activations, cache = bytes_text(found.activations_bytes), bytes_text(found.cache_bytes)
+    return f"{what}: activations {activations}, cache {cache}, weights {bytes_text(found.weights_bytes)}"
+
+
+class PeakBytes(ObservingMode):
+    """Counts the bytes of the tensors that operations inside return, and the most that live at once.
+
+    A tensor counts with the size of its storage until that is freed. Tensors that existed before do not count. What an
+    operation uses inside (a workspace) is not seen.
+    """
+
+    def __init__(self, existing: Iterable[torch.Tensor] = ()) -> None:
+        super().__init__()
+        self.peak_bytes = 0
+        self._existing = {_key(tensor): tensor.untyped_storage().nbytes() for tensor in existing}
+        self._written: set[int] = set()
+        self._read: set[int] = set()
+        self._live: dict[int, int] = {}
+        self._live_bytes = 0
+
+    @property
+    def written_bytes(self) -> int:
+        """The storages that existed before and were written to."""
+        return sum(self._existing[key] for key in self._written)
+
+    @property
+    def read_bytes(self) -> int:
+        """The other storages that existed before and were read."""
+        return sum(self._existing[key] for key in self._read - self._written)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        written = traits_of(func).written(args, kwargs)
+        self._written |= {_key(tensor) for tensor in written} & self._existing.keys()
+        self._read |= {_key(tensor) for tensor in pytree.tensors_in((args, kwargs))} & self._existing.keys()
+        output = func(*args, **kwargs)
+        for tensor in pytree.tensors_in(output):
+            self._count(tensor.untyped_storage())
+        return output
+
+    def _count(self, storage: torch.UntypedStorage) -> None:
+        key, size_bytes = storage._cdata, storage.nbytes()
+        if key not in self._live and key not in self._existing:
+            self._live[key] = size_bytes
+            self._live_bytes += size_bytes
+            self.peak_bytes = max(self.peak_bytes, self._live_bytes)
+            weakref.finalize(storage, self._free, key)
+
+    def _free(self, key: int) -> None:
+        self._live_bytes -= self._live.pop(key)
+
+
+def _key(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -66,3 +67,17 @@ def prompts_of(engine: DecodeEngine, rows: int, length: int) -> torch.Tensor:
     """Random token ids (rows, length), the same in each run. Every row differs."""
     generator = torch.Generator().manual_seed(rows * 1_000_003 + length)
     return torch.randint(0, engine.vocabulary, (rows, length), generator=generator).to(engine.device)
+
+
+def rows_of(prompts: Any) -> list[int]:
+    """The batch size of prompts. What is no batch of prompts is refused later, by the engine."""
+    shape = tuple(getattr(prompts, "shape", ()))
+    return [max(*shape[:1], 1)] if len(shape) == 2 else [1]
+
+
+def checked_prompts(engine: DecodeEngine, prompts: Any, case: Case) -> Any:
+    """The prompts, or random ones, if the decoder holds them and what is generated."""
+    settings = GenerationSettings.of(case)
+    shown = prompts_of(engine, case.batch_sizes[0], settings.prompt_lengths[0]) if prompts is None else prompts
+    engine.check_prompts(shown, settings.output_length)
+    return shown

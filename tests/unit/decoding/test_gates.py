@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from pytest_cudagraph.check.compare import Tolerance
-from pytest_cudagraph.decoding.agreement import compare_logits
+from pytest_cudagraph.decoding.agreement import compare_logits, judge_steps, judge_tokens
 from pytest_cudagraph.decoding.engine import Generated
-from pytest_cudagraph.decoding.gates import judge_steps, judge_tokens
 from pytest_cudagraph.decoding.results import GenerationReceipt, TokenAgreement, TokenDifference
 
 STEPS = GenerationReceipt(steps=3, replays=3)

@@ -16,8 +16,7 @@ from tests.guided_faults import FAULTS, PERSON, STOP, VOCABULARY, WORDS, Fault
 
 from pytest_cudagraph import choice, json_schema, python_source, regex
 from pytest_cudagraph.decoding.engine import DecodeEngine
-from pytest_cudagraph.decoding.guided import GuidedEngine
-from pytest_cudagraph.decoding.guided_times import RepeatedGuidedSteps
+from pytest_cudagraph.decoding.guided import GuidedEngine, RepeatedGuidedSteps
 from pytest_cudagraph.decoding.token_masks import GrammarCache, RowMasks, unpacked
 from pytest_cudagraph.errors import InputError
 

@@ -11,8 +11,7 @@ from tests.facts import lookup
 from pytest_cudagraph.check.compare import Tolerance
 from pytest_cudagraph.decoding.agreement import compare_logits
 from pytest_cudagraph.decoding.engine import DecodeEngine
-from pytest_cudagraph.decoding.gates import judge_lookup
-from pytest_cudagraph.decoding.lookup import LookupRequest, LookupRun, propose
+from pytest_cudagraph.decoding.lookup import LookupRequest, LookupRun, judge_lookup, propose
 from pytest_cudagraph.decoding.results import TokenAgreement
 from pytest_cudagraph.errors import InputError
 

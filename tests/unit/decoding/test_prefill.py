@@ -10,9 +10,14 @@ from examples.small_decoder import SmallDecoder
 from tests import facts
 
 from pytest_cudagraph.check.compare import Tolerance
-from pytest_cudagraph.decoding.gates import judge_bytes, judge_chunks
-from pytest_cudagraph.decoding.memory import PeakBytes
-from pytest_cudagraph.decoding.prefill import PrefillRequest, compare_prefill, judge_prefill
+from pytest_cudagraph.decoding.prefill import (
+    PeakBytes,
+    PrefillRequest,
+    compare_prefill,
+    judge_bytes,
+    judge_chunks,
+    judge_prefill,
+)
 from pytest_cudagraph.errors import InputError
 
 LLAMA_8B = {"vocabulary": 128256, "hidden": 4096, "heads": 32, "kv_heads": 8, "inner": 14336}

@@ -12,7 +12,7 @@ from pytest_cudagraph.session.scenario_run import ScenarioContext, results, run_
 from pytest_cudagraph.settings.case import CallSettings
 
 if TYPE_CHECKING:
-    from pytest_cudagraph.decoding.modes.protocol import Engine
+    from pytest_cudagraph.decoding.modes.engines import Engine
     from pytest_cudagraph.decoding.modes.results import EngineModes
 
 _TIMEOUT_S = 600.0
@@ -52,7 +52,7 @@ class CompareModes:
         that is missed, and :class:`~pytest_cudagraph.InputError` for what cannot be run.
         """
         __tracebackhide__ = True
-        from pytest_cudagraph.decoding.compare_modes import ModesRequest, ModesRun, fallback_notes, token_ids
+        from pytest_cudagraph.decoding.modes.compare import ModesRequest, ModesRun, fallback_notes, token_ids
         from pytest_cudagraph.decoding.modes.results import EngineModes
 
         if self.context.settings.sample is not None:

@@ -19,14 +19,12 @@ from typing import Any
 import psutil
 
 from pytest_cudagraph.child_process import end_with_parent
-from pytest_cudagraph.decoding.modes.mode_request import ModeRequest, read_request
-from pytest_cudagraph.decoding.modes.protocol import LoadedEngine
+from pytest_cudagraph.decoding.modes.engines import LoadedEngine
+from pytest_cudagraph.decoding.modes.mode_run import RESULT, STAGE, ModeRequest, read_request
 from pytest_cudagraph.decoding.modes.results import Stage
 from pytest_cudagraph.environment import start_nvml, stop_nvml
 from pytest_cudagraph.errors import CudagraphError, InputError
 from pytest_cudagraph.foreign import message_of
-
-RESULT, STAGE = "result.json", "stage.txt"
 
 
 class ModeProcess:

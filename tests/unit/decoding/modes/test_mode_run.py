@@ -9,10 +9,9 @@ from tests.engines import CountingEngine
 from tests.fake_nvml import GIB, FakeNvml
 
 from pytest_cudagraph import InputError
+from pytest_cudagraph.decoding.modes.engines import LoadRequest
 from pytest_cudagraph.decoding.modes.mode_process import used_device_bytes
-from pytest_cudagraph.decoding.modes.mode_request import ModeRequest
-from pytest_cudagraph.decoding.modes.mode_run import run_mode
-from pytest_cudagraph.decoding.modes.protocol import LoadRequest
+from pytest_cudagraph.decoding.modes.mode_run import ModeRequest, run_mode
 
 
 def run(engine, *, timeout_s=60, **arguments):

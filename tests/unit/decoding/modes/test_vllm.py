@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from pytest_cudagraph import InputError, vllm
-from pytest_cudagraph.decoding.modes.mode_request import ModeRequest
-from pytest_cudagraph.decoding.modes.mode_run import run_mode
-from pytest_cudagraph.decoding.modes.protocol import LoadRequest
+from pytest_cudagraph.decoding.modes.engines import LoadRequest
+from pytest_cudagraph.decoding.modes.mode_run import ModeRequest, run_mode
 from pytest_cudagraph.decoding.results import GenerationReceipt
 
 STAND_INS = Path(__file__).parents[3] / "stand_ins"

@@ -10,18 +10,19 @@ from typing import Any
 import torch
 
 from pytest_cudagraph.decoding.errors import EngineFailed
-from pytest_cudagraph.decoding.modes.gates import (
+from pytest_cudagraph.decoding.modes.engines import Engine, LoadRequest
+from pytest_cudagraph.decoding.modes.mode_run import ModeRequest, ModeRun, RowStamps, run_mode
+from pytest_cudagraph.decoding.modes.results import (
     FELL_BACK,
+    EngineMode,
+    EngineModes,
+    ModeTokens,
     falls_back,
     judge_engine,
     judge_fallback,
     judge_mode_speed,
     judge_mode_tokens,
 )
-from pytest_cudagraph.decoding.modes.mode_request import ModeRequest
-from pytest_cudagraph.decoding.modes.mode_run import ModeRun, RowStamps, run_mode
-from pytest_cudagraph.decoding.modes.protocol import Engine, LoadRequest
-from pytest_cudagraph.decoding.modes.results import EngineMode, EngineModes, ModeTokens
 from pytest_cudagraph.decoding.prompts import GenerationSettings
 from pytest_cudagraph.decoding.times import Stamps, summary
 from pytest_cudagraph.errors import InputError

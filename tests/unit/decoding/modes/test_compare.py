@@ -11,11 +11,18 @@ from tests.engines import CountingEngine
 from tests.facts import CPU, H200, MODE_FAILURE, modes
 
 from pytest_cudagraph import InputError, transformers_engine
-from pytest_cudagraph.decoding import compare_modes
-from pytest_cudagraph.decoding.compare_modes import ModesRequest, ModesRun, fallback_notes, token_ids
-from pytest_cudagraph.decoding.modes.gates import judge_engine, judge_fallback, judge_mode_speed, judge_mode_tokens
+from pytest_cudagraph.decoding.modes import compare
+from pytest_cudagraph.decoding.modes.compare import ModesRequest, ModesRun, fallback_notes, token_ids
 from pytest_cudagraph.decoding.modes.mode_run import ModeRun, RowStamps
-from pytest_cudagraph.decoding.modes.results import EngineMode, ModeFailure, ModeTokens
+from pytest_cudagraph.decoding.modes.results import (
+    EngineMode,
+    ModeFailure,
+    ModeTokens,
+    judge_engine,
+    judge_fallback,
+    judge_mode_speed,
+    judge_mode_tokens,
+)
 from pytest_cudagraph.decoding.plugin import DECODE
 from pytest_cudagraph.decoding.results import GenerationReceipt
 from pytest_cudagraph.session.scenario_run import ScenarioContext
@@ -44,7 +51,7 @@ def judged(monkeypatch):
 
     def judged(graphs, eager=EAGER, *, device=CPU, why_not="", min_speedup=1.5, **asked):
         left = iter([eager, graphs])
-        monkeypatch.setattr(compare_modes, "run_mode", lambda request, timeout_s: next(left))
+        monkeypatch.setattr(compare, "run_mode", lambda request, timeout_s: next(left))
         call = CallSettings(batch_sizes=[2], options={"output_lengths": [4]}, mark=DECODE, min_speedup=min_speedup)
         case = make_case("a.py::test_a", call, MarkSettings(), SimpleNamespace(
             batch_sizes=(1,), min_speedup=1.15, max_slowdown=0.1, compile="none", device="cpu", time_budget=1.0,

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from tests.facts import guided, guided_times, timing
 
-from pytest_cudagraph.decoding.guided_gates import judge_mask, judge_outputs, judge_overhead
 from pytest_cudagraph.decoding.guided_results import DisallowedToken, GuidedOutput
+from pytest_cudagraph.decoding.guided_run import judge_mask, judge_outputs, judge_overhead
 from pytest_cudagraph.values import Verdict
 
 LATE = DisallowedToken(row=1, position=3, token=34, shown="b'\"'", before='{"a', in_previous_mask=True)
