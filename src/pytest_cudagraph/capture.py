@@ -95,9 +95,9 @@ def capture_after_first_call(
         return graph
 
     def call() -> None:
-        given = inputs.clone(example)
+        copied = inputs.clone(example)
         with backend.running():
-            model(*given.args, **given.kwargs)
+            model(*copied.args, **copied.kwargs)
 
     with undo.undone():
         if not undo.size_states.learn(graph.receipt.batch_size, call):

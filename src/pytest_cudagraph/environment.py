@@ -50,8 +50,8 @@ def host_cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     except OSError:
         text = ""
     named = re.search(r"^model name[ \t]*:[ \t]*(\S.*)$", text, re.MULTILINE)
-    found = named.group(1) if named else platform.processor() or platform.machine()
-    return " ".join(found.split()) or "unknown CPU"
+    name = named.group(1) if named else platform.processor() or platform.machine()
+    return " ".join(name.split()) or "unknown CPU"
 
 
 def python_version() -> str:

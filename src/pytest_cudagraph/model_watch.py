@@ -88,8 +88,8 @@ class ModelWatch:
         new = [f"{name} is new" for name in now if name not in self._facts]
         both = [(name, fact, now[name]) for name, fact in self._facts.items() if name in now]
         changed = [f"{name} {_difference(before, after)}" for name, before, after in both if before != after]
-        found = [*changed, *gone, *new]
-        return found if len(found) <= _MAX_NAMED else [*found[:_MAX_NAMED], f"{len(found) - _MAX_NAMED} more changes"]
+        texts = [*changed, *gone, *new]
+        return texts if len(texts) <= _MAX_NAMED else [*texts[:_MAX_NAMED], f"{len(texts) - _MAX_NAMED} more changes"]
 
     def _compare_forms(self) -> bool:
         """Decides where the quick check says no, as it does in another mode."""
@@ -149,8 +149,8 @@ def _difference(before: Any, after: Any) -> str:
 
 
 def _all_modules(model: Model) -> list[nn.Module]:
-    found = {id(module): module for outer in modules_of(model) for module in outer.modules()}
-    return list(found.values())
+    modules = {id(module): module for outer in modules_of(model) for module in outer.modules()}
+    return list(modules.values())
 
 
 def _views(modules: list[nn.Module]) -> list[Iterable[Any]]:

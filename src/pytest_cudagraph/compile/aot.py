@@ -98,8 +98,8 @@ class ArgumentLayout:
             return
         where = argument_name(pytree.paths(self.structure)[position])
         expected = spec or repr(plain)
-        found = TensorSpec.of(leaf) if isinstance(leaf, torch.Tensor) else repr(leaf)
-        raise InputError(f"{where}: the package is compiled for {expected}, found {found}")
+        form = TensorSpec.of(leaf) if isinstance(leaf, torch.Tensor) else repr(leaf)
+        raise InputError(f"{where}: the package is compiled for {expected}, found {form}")
 
 
 class TracedResult:
@@ -192,12 +192,12 @@ class AotCompiler:
                 built, notes = build(program, folder, settings, self.deadline.remaining_s)
                 return load(built, self.backend.device), (*notes, UNCACHED_NOTE)
         with self.cache.locked(key, self.deadline.remaining_s):
-            cached, found = self._cached(key)
+            cached, cache_notes = self._cached(key)
             if cached is not None:
-                return cached, found
+                return cached, cache_notes
             with self.cache.build_folder() as folder:
                 built, notes = build(program, folder, settings, self.deadline.remaining_s)
-                return load(self.cache.store(key, built), self.backend.device), (*notes, *found)
+                return load(self.cache.store(key, built), self.backend.device), (*notes, *cache_notes)
 
     def _cached(self, key: str) -> tuple[Runner | None, tuple[str, ...]]:
         if self.cache.is_damaged(key):

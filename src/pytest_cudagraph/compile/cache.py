@@ -225,11 +225,11 @@ def _require_private(path: Path) -> None:
     """Raise :class:`CudagraphError` unless only this user can write there: a package is code that this process runs."""
     if not hasattr(os, "geteuid"):
         return
-    found = path.stat()
-    if found.st_uid != os.geteuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    status = path.stat()
+    if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise CudagraphError(
             f"compile='aot' runs code from packages that only this user (id {os.geteuid()}) can write; found {path} "
-            f"of user {found.st_uid} with permissions {stat.filemode(found.st_mode)}\n"
+            f"of user {status.st_uid} with permissions {stat.filemode(status.st_mode)}\n"
             f"  to fix: remove {path}; what is missing is built again"
         )
 

@@ -100,20 +100,20 @@ class PerfCard:
     @property
     def disturbance(self) -> str:
         """Why latencies of this block are unreliable: reduced clocks, a shared GPU. Empty if they are reliable."""
-        found = []
+        reasons = []
         for gpu in self.gpus:
             if gpu.slowdowns or gpu.held_ns:
-                found.append(f"GPU {gpu.index} held its clocks down ({_reasons(gpu)})")
+                reasons.append(f"GPU {gpu.index} held its clocks down ({_reasons(gpu)})")
             if gpu.is_shared:
-                found.append(f"GPU {gpu.index} was shared with another process")
-        return "; ".join(found)
+                reasons.append(f"GPU {gpu.index} was shared with another process")
+        return "; ".join(reasons)
 
     def lines(self) -> list[str]:
         """The card as lines of text."""
-        found = [f"watched {seconds_text(self.duration_ns)}, {plural(len(self.host), 'sample')}", _host_line(self)]
+        lines = [f"watched {seconds_text(self.duration_ns)}, {plural(len(self.host), 'sample')}", _host_line(self)]
         for gpu in self.gpus:
-            found += _gpu_lines(gpu)
-        return found + [f"note: {note}" for note in self.notes]
+            lines += _gpu_lines(gpu)
+        return lines + [f"note: {note}" for note in self.notes]
 
 
 def _host_line(card: PerfCard) -> str:
@@ -138,14 +138,14 @@ def _gpu_lines(gpu: GpuCard) -> list[str]:
         _span("", [sample.power_w for sample in samples], "{:.0f}".format, " W"),
         _span("memory", [sample.memory_used_bytes for sample in samples], bytes_text),
     ]
-    found = [f"GPU {gpu.index} {gpu.name}: {', '.join(filter(None, parts)) or 'no reading'}"]
+    lines = [f"GPU {gpu.index} {gpu.name}: {', '.join(filter(None, parts)) or 'no reading'}"]
     if gpu.slowdowns or gpu.held_ns:
-        found.append(f"  clocks held down: {_reasons(gpu)}")
-    found += [f"  {line}" for line in _policy_lines(gpu)]
+        lines.append(f"  clocks held down: {_reasons(gpu)}")
+    lines += [f"  {line}" for line in _policy_lines(gpu)]
     if gpu.is_shared:
         most = max(sample.other_processes or 0 for sample in samples)
-        found.append(f"  shared with {plural(most, 'other process')}")
-    return found
+        lines.append(f"  shared with {plural(most, 'other process')}")
+    return lines
 
 
 def _reasons(gpu: GpuCard) -> str:

@@ -177,13 +177,13 @@ class _Gpu:
 
     def _held_ns(self) -> dict[str, int]:
         """The counters that this GPU has. A missing counter needs no note."""
-        found = {}
+        held_ns = {}
         for name, words in _LIMITS:
             policy = getattr(self._nvml, f"NVML_PERF_POLICY_{name}", None)
             counter = None if policy is None else self._setting("nvmlDeviceGetViolationStatus", policy)
             if counter is not None:
-                found[words] = int(counter.violationTime)
-        return found
+                held_ns[words] = int(counter.violationTime)
+        return held_ns
 
     def _setting(self, call: str, *arguments: Any) -> Any:
         """The result of a call, or None without a note: many GPUs lack a setting."""

@@ -217,7 +217,7 @@ def _rule(budget: ArmsBudget, device_context: DeviceContext) -> StoppingRule:
 def _check_reset(request: TimingRequest, model: PreparedModel, backend: Backend) -> None:
     if model.reset is None:
         return
-    found = reset_difference(
+    difference = reset_difference(
         model.eager,
         model.reset,
         model.examples[request.batch_size],
@@ -226,9 +226,11 @@ def _check_reset(request: TimingRequest, model: PreparedModel, backend: Backend)
         seed=request.seed,
         constants=request.constants,
     )
-    if not found:
+    if not difference:
         return
     remedy = "write the values from before the call in place, as in position.fill_(n), or leave reset out"
     if model.is_copy:
         remedy = "the model is a copy on the GPU of the test's model on the CPU. Make the model on cudagraph.device"
-    raise InputError(f"batch {request.batch_size}: reset must let each call do the same; {found}\n  to fix: {remedy}")
+    raise InputError(
+        f"batch {request.batch_size}: reset must let each call do the same; {difference}\n  to fix: {remedy}"
+    )

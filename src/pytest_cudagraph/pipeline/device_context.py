@@ -122,11 +122,11 @@ class Readings:
 
 def reference_workload(values: torch.Tensor) -> torch.Tensor:
     """Products, comparisons, reductions and sums. No tanh: CPU libraries run even a small one in threads."""
-    found = values
+    matrix = values
     for _ in range(_ROUNDS):
-        found = (found @ values).clamp(-1.0, 1.0)
-        found = found - found.mean(dim=0) + values
-    return found
+        matrix = (matrix @ values).clamp(-1.0, 1.0)
+        matrix = matrix - matrix.mean(dim=0) + values
+    return matrix
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,9 +176,9 @@ class DeviceContext:
         """The saved entry of this device. Without one, whether another device's file has it."""
         if not self.uses_baseline:
             return NoBaseline(comparison="off", reason="no baseline is used")
-        found = self.saved.get((name, batch_size))
-        if found is not None:
-            return found
+        entry = self.saved.get((name, batch_size))
+        if entry is not None:
+            return entry
         others = [entry for entry in self.elsewhere if (entry.name, entry.batch_size) == (name, batch_size)]
         if others:
             names = ", ".join(sorted({entry.device.name for entry in others}))
@@ -295,11 +295,11 @@ def _waiting_processes(settings: Settings) -> int:
     return int(settings.sample is not None) + int(is_controlled)
 
 
-def _elsewhere(own: AnyPath) -> tuple[SavedBatch, ...]:
+def _elsewhere(own_path: AnyPath) -> tuple[SavedBatch, ...]:
     """The entries of other devices' files. A file that cannot be read is reported by runs on its own device."""
-    found: list[SavedBatch] = []
-    for path in json_files(own.parent):
-        if path != own:
+    entries: list[SavedBatch] = []
+    for path in json_files(own_path.parent):
+        if path != own_path:
             with contextlib.suppress(BaselineError):
-                found += read(path).entries.values()
-    return tuple(found)
+                entries += read(path).entries.values()
+    return tuple(entries)

@@ -26,18 +26,18 @@ _ANY_FIX = (
 )
 
 
-def fix_for(found: Agreement | Disagreement) -> str:
+def fix_for(result: Agreement | Disagreement) -> str:
     """``fix: ...``: the catalogue's remedy for the hazard, or a general one. Empty without a difference."""
-    if isinstance(found, Agreement):
+    if isinstance(result, Agreement):
         return ""
-    return f"fix: {hazards.CATALOGUE[found.finding_id].fix if found.finding_id else _ANY_FIX}"
+    return f"fix: {hazards.CATALOGUE[result.finding_id].fix if result.finding_id else _ANY_FIX}"
 
 
-def places_of(found: Agreement | Disagreement, model: Model) -> tuple[str, ...]:
+def places_of(result: Agreement | Disagreement, model: Model) -> tuple[str, ...]:
     """``assigned at model.py:20 in forward: self.cached = ...`` for each attribute that eager assigns."""
-    if isinstance(found, Agreement):
+    if isinstance(result, Agreement):
         return ()
-    return tuple(dict.fromkeys(line for each in found.assigned for line in _place(each, model)))
+    return tuple(dict.fromkeys(line for each in result.assigned for line in _place(each, model)))
 
 
 def _place(assigned: Assigned, model: Model) -> Iterator[str]:

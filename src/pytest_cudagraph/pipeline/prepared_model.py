@@ -48,15 +48,17 @@ def prepare_model(call: ModelCall, case: Case, backend: Backend) -> PreparedMode
     is not changed. Raises :class:`~pytest_cudagraph.errors.InputError`.
     """
     _check_call(call)
-    target, model, given = backend.device, call.model, Example(args=call.args, kwargs=dict(call.kwargs))
-    is_copy = _all_on_cpu(model, given) and torch.device(target).type != "cpu" and isinstance(model, torch.nn.Module)
+    target, model, user_example = backend.device, call.model, Example(args=call.args, kwargs=dict(call.kwargs))
+    is_copy = (
+        _all_on_cpu(model, user_example) and torch.device(target).type != "cpu" and isinstance(model, torch.nn.Module)
+    )
     if is_copy:
         model = copy.deepcopy(model).to(target)
-        given = map_example(given, lambda tensor: tensor.to(target))
-    examples = inputs.batch_examples(given, case.batch_sizes, call.batch_dim)
+        user_example = map_example(user_example, lambda tensor: tensor.to(target))
+    examples = inputs.batch_examples(user_example, case.batch_sizes, call.batch_dim)
     for example in examples.values():
         inputs.check_device(example, target)
-    resizing = inputs.resizing(given, call.batch_dim)
+    resizing = inputs.resizing(user_example, call.batch_dim)
     prepared = PreparedModel(
         eager=model,
         examples=examples,
@@ -84,23 +86,23 @@ def _check_call(call: ModelCall) -> None:
     # Values are left out of the message: a tensor fills a screen.
     keys = list(kwargs) if isinstance(kwargs, Mapping) else [type(kwargs).__name__]
     if not isinstance(kwargs, Mapping) or not all(isinstance(key, str) for key in keys):
-        found = ", ".join(key if isinstance(key, str) else value_text(key) for key in keys)
-        raise InputError(f"kwargs takes a mapping of argument names to values; found {found}")
+        shown = ", ".join(key if isinstance(key, str) else value_text(key) for key in keys)
+        raise InputError(f"kwargs takes a mapping of argument names to values; found {shown}")
 
 
-def _all_on_cpu(model: Model, given: Example) -> bool:
+def _all_on_cpu(model: Model, example: Example) -> bool:
     held = [tensor for module in state.modules_of(model) for tensor in (*module.parameters(), *module.buffers())]
-    return all(tensor.device.type == "cpu" for tensor in (*held, *pytree.tensors_in((given.args, given.kwargs))))
+    return all(tensor.device.type == "cpu" for tensor in (*held, *pytree.tensors_in((example.args, example.kwargs))))
 
 
 def run_once(call: ModelCall, case: Case) -> GraphReport:
     """Call the model once per batch size on its own device, and judge nothing: a run without ``--cudagraph``."""
     __tracebackhide__ = True
     _check_call(call)
-    given = Example(args=call.args, kwargs=dict(call.kwargs))
-    examples = inputs.batch_examples(given, case.batch_sizes, call.batch_dim)
+    example = Example(args=call.args, kwargs=dict(call.kwargs))
+    examples = inputs.batch_examples(example, case.batch_sizes, call.batch_dim)
     inputs.with_draw(examples, call.draw, call.batch_dim)
-    resizing = inputs.resizing(given, call.batch_dim)
+    resizing = inputs.resizing(example, call.batch_dim)
     model = PreparedModel(eager=call.model, examples=examples, resizing=resizing, reset=call.reset)
     with torch.inference_mode():
         _call_each(model, state.Constants.take(model.eager))
@@ -161,10 +163,10 @@ def _call_example(
 ) -> Any:
     __tracebackhide__ = True
     # On copies: the examples must not change when a model writes to its inputs or removes items of a dict.
-    given = inputs.clone(example)
-    tensors = inputs.named_tensors(given)
+    copied = inputs.clone(example)
+    tensors = inputs.named_tensors(copied)
     try:
-        output = model(*given.args, **given.kwargs)
+        output = model(*copied.args, **copied.kwargs)
     # Whatever the model raises is reported as its own failure in eager mode, with the cause.
     except Exception as error:
         site = sources.user_site_of(error)
@@ -226,9 +228,9 @@ def _one_tuple(example: Example) -> list[str]:
     """That the model got all inputs as one argument, as a ``(x, y)`` without its star gives them."""
     if len(example.args) != 1 or example.kwargs or type(example.args[0]) not in (tuple, list):
         return []
-    found = example.args[0]
+    inputs_ = example.args[0]
     return [
-        f"the model got one argument, a {type(found).__name__} of {len(found)}; "
+        f"the model got one argument, a {type(inputs_).__name__} of {len(inputs_)}; "
         "to give each its own argument, put a star before it: cudagraph(model, *inputs)"
     ]
 

@@ -63,8 +63,9 @@ class OptimizedModel:
         return self._served.statistics()
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._model, name)
-        return functools.partial(self._call_method, found) if name in _RETURN_SELF and callable(found) else found
+        attribute = getattr(self._model, name)
+        returns_self = name in _RETURN_SELF and callable(attribute)
+        return functools.partial(self._call_method, attribute) if returns_self else attribute
 
     def __repr__(self) -> str:
         return f"OptimizedModel({self._served.request.name!r}, mode={self._served.request.mode!r})"

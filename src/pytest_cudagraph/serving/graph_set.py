@@ -31,8 +31,8 @@ _NEARNESS: Mapping[Any, int] = {NoGraphReason.OTHER_ARGUMENT: 0, NoGraphReason.O
 def check_max_graphs(max_graphs: int | None) -> None:
     """Raise :class:`~pytest_cudagraph.errors.InputError` unless it is a limit, or None."""
     if max_graphs is not None and (type(max_graphs) is not int or max_graphs < 1):
-        found = value_text(max_graphs)
-        raise InputError(f"max_graphs is a positive int, or None for one graph per batch size; found {found}")
+        shown = value_text(max_graphs)
+        raise InputError(f"max_graphs is a positive int, or None for one graph per batch size; found {shown}")
 
 
 class FormGraphs:
@@ -58,11 +58,11 @@ class FormGraphs:
         """Raise :class:`InputError` if a call could fit both forms."""
         shapes = self.call.shared_shapes(self.sizes[-1], other.call, other.sizes[-1])
         if shapes is not None:
-            found = ", ".join(map(str, shapes)) or "of no tensors"
+            shown = ", ".join(map(str, shapes)) or "of no tensors"
             raise InputError(
                 "each form must differ from the others in its nesting, its plain arguments, a dtype, or a shape apart "
                 f"from the rows; found {self.call.text}\n"
-                f"  a call with shapes {found} also fits the form {other.call.text}\n"
+                f"  a call with shapes {shown} also fits the form {other.call.text}\n"
                 "  to fix: give all batch sizes of one form together"
             )
 
@@ -126,8 +126,8 @@ class GraphSet:
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[FormGraphs, list[Any], int | NoGraphReason]:
         """The form that fits a call, with its leaves and its number of rows or the reason why none fits."""
-        found = [(form, *form.read(args, kwargs)) for form in self.forms]
-        return max(found, key=lambda each: _NEARNESS.get(each[2], 2 if isinstance(each[2], NoGraphReason) else 3))
+        readings = [(form, *form.read(args, kwargs)) for form in self.forms]
+        return max(readings, key=lambda each: _NEARNESS.get(each[2], 2 if isinstance(each[2], NoGraphReason) else 3))
 
     def at(self, form: FormGraphs, size: int) -> CapturedGraph | None:
         """The graph of one batch size, captured if there is none; None if its capture is refused.
@@ -220,8 +220,8 @@ class GraphSet:
         constants = NO_CONSTANTS if self._writes_parameters else Constants.take(setup.model)
         undo = Undo(setup.model, setup.backend, extras=opaque_arguments([example]), constants=constants)
         with undo.undone():
-            given = example.args, example.kwargs
-            graph = self._pool.capture(setup.model, *given, batch_size=size, rewind=undo.rewind)
+            arguments = example.args, example.kwargs
+            graph = self._pool.capture(setup.model, *arguments, batch_size=size, rewind=undo.rewind)
         kept = undo.kept
         _refuse_to_write(form, undo, graph)
         if form.cut is None and size > 1 and form.call.has_rows and setup.pad is not False:

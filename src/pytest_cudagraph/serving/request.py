@@ -111,14 +111,14 @@ def make_request(model: Model, example_inputs: Any, model_config: Any, mode: str
     )
 
 
-def _example(given: Any) -> Example:
+def _example(inputs_: Any) -> Example:
     """A tuple or list is the positional arguments, a mapping the keyword arguments, anything else one argument."""
-    if isinstance(given, Mapping):
-        return Example(args=(), kwargs=dict(given))
+    if isinstance(inputs_, Mapping):
+        return Example(args=(), kwargs=dict(inputs_))
     # A named tuple is a single argument.
-    if type(given) in (tuple, list):
-        return Example(args=tuple(given), kwargs={})
-    return Example(args=(given,), kwargs={})
+    if type(inputs_) in (tuple, list):
+        return Example(args=tuple(inputs_), kwargs={})
+    return Example(args=(inputs_,), kwargs={})
 
 
 def _form(example: Example) -> tuple[str, ...]:

@@ -71,14 +71,14 @@ def written_arguments(setup: RunnerSetup, undo: Undo, rows: int) -> tuple[str, .
     """
     example = setup.example_at(rows)
     with torch.inference_mode(False):  # inference tensors have no version counter
-        given = inputs.clone(example)
-    before = pytree.named_leaves((given.args, given.kwargs))
-    tensors = inputs.named_tensors(given)
+        copied = inputs.clone(example)
+    before = pytree.named_leaves((copied.args, copied.kwargs))
+    tensors = inputs.named_tensors(copied)
     versions = {name: tensor._version for name, tensor in tensors.items()}
-    _Calls(setup, undo).without_copy(given)
-    changed = inputs.changed_tensors(example, given)
+    _Calls(setup, undo).without_copy(copied)
+    changed = inputs.changed_tensors(example, copied)
     written = [name for name, tensor in tensors.items() if name in changed or tensor._version != versions[name]]
-    places = [name for name, _, _ in container_changes(before, pytree.named_leaves((given.args, given.kwargs)))]
+    places = [name for name, _, _ in container_changes(before, pytree.named_leaves((copied.args, copied.kwargs)))]
     return (*written, *places)
 
 
@@ -108,15 +108,15 @@ class _Calls:
 
     def written(self, example: Example) -> Mapping[str, torch.Tensor] | None:
         """The state that a call with new values writes, by name; None if the model raises."""
-        given = inputs.clone(example)
+        copied = inputs.clone(example)
 
         def call() -> Mapping[str, torch.Tensor]:
             with self._undo.undone(), self.setup.backend.running():
-                self.setup.model(*given.args, **given.kwargs)
+                self.setup.model(*copied.args, **copied.kwargs)
                 return self._undo.written()
 
-        found: Mapping[str, torch.Tensor] | None = self._attempt(call)
-        return found
+        tensors: Mapping[str, torch.Tensor] | None = self._attempt(call)
+        return tensors
 
     def _attempt(self, call: Callable[[], Any]) -> Any:
         # On a GPU, a value that an operator does not accept could stop all further work of the process.
@@ -201,11 +201,11 @@ def _first_gap(one: Any, other: Any, again: Any, allowed: Callable[[torch.Tensor
     """The path of the first output whose gap exceeds what is allowed plus twice the gap between equal calls."""
     values, _ = pytree.flatten(other)
     noisy = [None] * len(values) if again is None else pytree.flatten(again)[0]
-    for (path, value), found, repeated in zip(pytree.named_leaves(one), values, noisy, strict=True):
+    for (path, value), other, repeated in zip(pytree.named_leaves(one), values, noisy, strict=True):
         if not isinstance(value, torch.Tensor):
             continue
         noise = 0.0 if repeated is None else _gap(value, repeated)
-        if math.isfinite(noise) and _gap(value, found) > allowed(value) + 2 * noise:
+        if math.isfinite(noise) and _gap(value, other) > allowed(value) + 2 * noise:
             return path
     return None
 

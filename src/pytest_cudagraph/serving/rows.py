@@ -20,9 +20,9 @@ from pytest_cudagraph.state.storages import is_addressable
 
 def padded(tensor: torch.Tensor, dim: int, rows: int) -> torch.Tensor:
     """``tensor`` with its last row repeated up to ``rows``, because the model accepts those values."""
-    given = tensor.shape[dim]
-    last = tensor.narrow(dim, given - 1, 1)
-    missing = rows - given
+    row_count = tensor.shape[dim]
+    last = tensor.narrow(dim, row_count - 1, 1)
+    missing = rows - row_count
     if missing > 1:
         last = last.expand(*tensor.shape[:dim], missing, *tensor.shape[dim + 1 :])
     return torch.cat((tensor, last), dim)
@@ -69,10 +69,10 @@ def find_cut(call: Callable[[Example], Any], whole: Example, shorter: Example, r
         return NoCut(f"the output is nested differently with {rows} and with {rows - 1} rows")
     dims: list[int | None] = []
     for path, one, two in zip(pytree.paths(structure), full, fewer, strict=True):
-        found = _row_dim(one, two, rows)
-        if isinstance(found, str):
-            return NoCut(f"output{path} {found}")
-        dims.append(found)
+        dim = _row_dim(one, two, rows)
+        if isinstance(dim, str):
+            return NoCut(f"output{path} {dim}")
+        dims.append(dim)
     return Cut(tuple(dims))
 
 
@@ -193,8 +193,8 @@ class CallForm:
         if kinds[0] != kinds[1] or not self._has_baked(plain):
             return None
         shapes = {tuple(slot.at_rows(rows) for slot in other._slots) for rows in range(1, others_largest + 1)}
-        own = (tuple(slot.at_rows(rows) for slot in self._slots) for rows in range(largest, 0, -1))
-        return next((each for each in own if each in shapes), None)
+        shapes_here = (tuple(slot.at_rows(rows) for slot in self._slots) for rows in range(largest, 0, -1))
+        return next((each for each in shapes_here if each in shapes), None)
 
     def padded(self, values: Sequence[Any], rows: int) -> list[Any]:
         """The leaves of a call, each batched tensor padded to ``rows``."""
@@ -218,9 +218,9 @@ class CallForm:
 
     def _has_baked(self, values: list[Any] | dict[int, Any]) -> bool:
         for at, baked in self._plain:
-            given = values[at]
+            leaf = values[at]
             # 1, 1.0 and True are equal but compute differently. A comparison may return an array.
-            if given is not baked and not (type(given) is type(baked) and (given == baked) is True):
+            if leaf is not baked and not (type(leaf) is type(baked) and (leaf == baked) is True):
                 return False
         return True
 
@@ -230,10 +230,10 @@ class CallForm:
 
 def _fit(values: list[Any], fits: list[_Fit]) -> bool:
     for at, shape, dtype, device in fits:
-        given = values[at]
-        if not isinstance(given, torch.Tensor) or given.layout is not torch.strided or given.is_nested:
+        leaf = values[at]
+        if not isinstance(leaf, torch.Tensor) or leaf.layout is not torch.strided or leaf.is_nested:
             return False
-        if given.shape != shape or given.dtype is not dtype or given.device != device:
+        if leaf.shape != shape or leaf.dtype is not dtype or leaf.device != device:
             return False
     return True
 

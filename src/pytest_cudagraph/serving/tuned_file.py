@@ -32,8 +32,8 @@ def save(path: Path, entry: Mapping[str, Any]) -> None:
     try:
         with FileLock(path.with_name(f".{files.short_name(path.name)}.lock"), timeout=_LOCK_WAIT_S):
             kept = [each for each in _entries(path) if _key(each) != _key(entry)]
-            found = {"schema": SCHEMA, "tuned": sorted([*kept, entry], key=_key)}
-            files.write_text(path, json.dumps(found, indent=1, allow_nan=False) + "\n")
+            document = {"schema": SCHEMA, "tuned": sorted([*kept, entry], key=_key)}
+            files.write_text(path, json.dumps(document, indent=1, allow_nan=False) + "\n")
     except Timeout as error:
         raise CudagraphError(f"{path}: another process has held its lock for {_LOCK_WAIT_S:.0f} s") from error
     except OSError as error:
@@ -88,12 +88,12 @@ def _entries(path: Path, *, must_exist: bool = False) -> list[dict[str, Any]]:
     if not must_exist and not path.exists():
         return []
     try:
-        found = files.read_json(path)
-        if not isinstance(found, dict) or found.get("schema") != SCHEMA:
+        document = files.read_json(path)
+        if not isinstance(document, dict) or document.get("schema") != SCHEMA:
             raise ValueError(f"not a file of schema {SCHEMA}")
-        for each in found["tuned"]:
+        for each in document["tuned"]:
             _check(each)
-        return list(found["tuned"])
+        return list(document["tuned"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(
             f"{path} is no file of TuningReport.save ({type(error).__name__}: {error}); it was left as it is"

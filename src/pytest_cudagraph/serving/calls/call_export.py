@@ -119,14 +119,14 @@ def _served(served: Mapping[tuple[str, str], int]) -> list[dict[str, Any]]:
 def read_export(path: Path, epoch_ns: int) -> MonitorState:
     """An exported file. Raises :class:`~pytest_cudagraph.errors.InputError` for one that is none."""
     try:
-        found = files.read_json(path)
-        if not isinstance(found, dict) or found.get("schema") != SCHEMA:
+        export = files.read_json(path)
+        if not isinstance(export, dict) or export.get("schema") != SCHEMA:
             raise ValueError(f"not an export of schema {SCHEMA}")
         return MonitorState(
-            totals={each["name"]: _totals(each) for each in found["calls"]},
-            records=[_read_record(each, epoch_ns) for each in found["last"]],
+            totals={each["name"]: _totals(each) for each in export["calls"]},
+            records=[_read_record(each, epoch_ns) for each in export["last"]],
             epoch_ns=epoch_ns,
-            resources=[ResourceSpread(**each) for each in found["resources"]],
+            resources=[ResourceSpread(**each) for each in export["resources"]],
         )
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from error
@@ -136,34 +136,34 @@ def read_export(path: Path, epoch_ns: int) -> MonitorState:
         ) from error
 
 
-def _totals(found: Mapping[str, Any]) -> CallTotals:
-    totals, histogram = CallTotals(), found["histogram"]
+def _totals(entry: Mapping[str, Any]) -> CallTotals:
+    totals, histogram = CallTotals(), entry["histogram"]
     counts = {int(lower): int(n) for lower, n in zip(histogram["lower_ns"], histogram["counts"], strict=True)}
     minimum_ns, maximum_ns = histogram["minimum_ns"], histogram["maximum_ns"]
     totals.durations = from_counts(counts, int(histogram["total_ns"]), minimum_ns, maximum_ns)
-    totals.failures.update({str(name): int(count) for name, count in found["failures"].items()})
-    totals.served.update(_read_served(found["model_calls"]))
-    totals.tokens, totals.rows, totals.synchronized = (int(found[key]) for key in ("tokens", "rows", "synchronized"))
-    totals.user_tokens, totals.token_ns = float(found["user_tokens"]), round(to_ns(found["token_seconds"]))
-    totals.started_ns, totals.ended_ns = round(to_ns(found["started_at"])), round(to_ns(found["ended_at"]))
+    totals.failures.update({str(name): int(count) for name, count in entry["failures"].items()})
+    totals.served.update(_read_served(entry["model_calls"]))
+    totals.tokens, totals.rows, totals.synchronized = (int(entry[key]) for key in ("tokens", "rows", "synchronized"))
+    totals.user_tokens, totals.token_ns = float(entry["user_tokens"]), round(to_ns(entry["token_seconds"]))
+    totals.started_ns, totals.ended_ns = round(to_ns(entry["started_at"])), round(to_ns(entry["ended_at"]))
     return totals
 
 
-def _read_record(found: Mapping[str, Any], epoch_ns: int) -> CallRecord:
+def _read_record(entry: Mapping[str, Any], epoch_ns: int) -> CallRecord:
     return CallRecord(
-        name=found["name"],
-        started_ns=round(to_ns(found["started_at"])) - epoch_ns,
-        duration_ns=round(to_ns(found["duration_seconds"])),
-        tokens=found["tokens"],
-        batch_size=found["batch_size"],
-        failure=found["failure"] or "",
-        served=None if found["model_calls"] is None else _read_served(found["model_calls"]),
-        is_synchronized=found["synchronized"],
+        name=entry["name"],
+        started_ns=round(to_ns(entry["started_at"])) - epoch_ns,
+        duration_ns=round(to_ns(entry["duration_seconds"])),
+        tokens=entry["tokens"],
+        batch_size=entry["batch_size"],
+        failure=entry["failure"] or "",
+        served=None if entry["model_calls"] is None else _read_served(entry["model_calls"]),
+        is_synchronized=entry["synchronized"],
     )
 
 
-def _read_served(found: Iterable[Mapping[str, Any]]) -> Served:
-    return {(str(each["path"]), str(each["reason"])): int(each["calls"]) for each in found}
+def _read_served(entries: Iterable[Mapping[str, Any]]) -> Served:
+    return {(str(each["path"]), str(each["reason"])): int(each["calls"]) for each in entries}
 
 
 _LIMITS_NS = tuple(1 << power for power in range(13, 37))
@@ -221,10 +221,10 @@ def _histogram(name: str, totals: CallTotals) -> Iterator[str]:
 
 def _gauges(spreads: list[ResourceSpread]) -> Iterator[str]:
     for reading, (name, unit, factor) in _GAUGES.items():
-        found = [spread for spread in spreads if spread.reading == reading]
-        if found:
+        of_reading = [spread for spread in spreads if spread.reading == reading]
+        if of_reading:
             yield from _family(name, "gauge", unit, f"The last reading of {name.replace('_', ' ')}.")
-        for spread in found:
+        for spread in of_reading:
             gpu = {} if spread.gpu is None else {"gpu": str(spread.gpu)}
             full = f"{name}_{unit}" if unit else name
             yield _sample(full, spread.last * factor, process=spread.process, **gpu)

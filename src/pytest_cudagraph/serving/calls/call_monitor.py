@@ -69,8 +69,8 @@ class CallMonitor:
         self._merged: list[ResourceSpread] = []
         self._lock = threading.Lock()
         if hasattr(os, "register_at_fork"):
-            own = weakref.ref(self)
-            os.register_at_fork(after_in_child=lambda: _begin_child(own()))
+            reference = weakref.ref(self)
+            os.register_at_fork(after_in_child=lambda: _begin_child(reference()))
 
     def watch(
         self,
@@ -156,11 +156,11 @@ class CallMonitor:
         Raises :class:`~pytest_cudagraph.errors.ExpectationMissed` with each limit that is missed and the summary.
         """
         __tracebackhide__ = True
-        found = self.summary()
-        if name not in found:
-            others = ", ".join(sorted(found)) or "none"
+        summaries = self.summary()
+        if name not in summaries:
+            others = ", ".join(sorted(summaries)) or "none"
             raise ExpectationMissed(f"no call named {name!r} was recorded; found: {others}")
-        summary = found[name]
+        summary = summaries[name]
         missed = misses(
             summary, max_p50_ms=max_p50_ms, min_tokens_per_s=min_tokens_per_s, max_failures=max_failures,
             min_graph_hit_ratio=min_graph_hit_ratio, min_calls=min_calls,
@@ -174,7 +174,7 @@ class CallMonitor:
 
         Raises :class:`~pytest_cudagraph.errors.InputError` for an invalid ``every_s``.
         """
-        self._sampler = ResourceSampler(every_s)
+        self._sampler = ResourceSampler(every_s, self._sampler)
         return self._sampler
 
     def export(self, path: str | Path, format: Literal["json", "openmetrics"] = "json") -> Path:
@@ -213,11 +213,11 @@ class CallMonitor:
         return monitor
 
     def _totals_of(self, name: str) -> CallTotals:
-        found = self._totals.get(name)
-        if found is None:
+        totals = self._totals.get(name)
+        if totals is None:
             name = name if len(self._totals) < _MOST_NAMES else OTHERS
-            found = self._totals.setdefault(name, CallTotals())
-        return found
+            totals = self._totals.setdefault(name, CallTotals())
+        return totals
 
     def _fold(self) -> None:
         """Count the pending calls. The caller holds the lock; calls of other threads are added meanwhile."""
@@ -241,10 +241,10 @@ class CallMonitor:
             else:
                 for record in taken:
                     totals.setdefault(record[0], CallTotals()).add(record, self._epoch_ns)
-            own = self._sampler.spreads() if self._sampler else []
+            sampled = self._sampler.spreads() if self._sampler else []
             return MonitorState(
                 totals=totals, records=[CallRecord._make(each) for each in taken], epoch_ns=self._epoch_ns,
-                resources=[*self._merged, *own],
+                resources=[*self._merged, *sampled],
             )  # fmt: skip
 
     def _forget(self) -> None:

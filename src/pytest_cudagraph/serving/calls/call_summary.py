@@ -108,25 +108,25 @@ def misses(
     min_calls: int,
 ) -> list[str]:
     """The limits that the calls miss, one line each."""
-    found = []
+    missed = []
     if summary.calls < min_calls:
-        found.append(f"{plural(summary.calls, 'call')}; this test asks for at least {min_calls}")
+        missed.append(f"{plural(summary.calls, 'call')}; this test asks for at least {min_calls}")
     if summary.failed > max_failures:
-        found.append(f"{plural(summary.failed, 'call')} failed; this test allows {max_failures}")
+        missed.append(f"{plural(summary.failed, 'call')} failed; this test allows {max_failures}")
     p50_ns, rate, ratio = summary.p50_ns, summary.tokens_per_s, summary.graph_hit_ratio
     # A missing number is a miss, and NaN meets no limit.
     if max_p50_ms is not None and not (p50_ns is not None and p50_ns <= max_p50_ms * NS_PER_MS):
         shown = "no call succeeded" if p50_ns is None else f"p50 is {latency_text(p50_ns)}"
-        found.append(f"{shown}; this test allows at most {latency_text(max_p50_ms * NS_PER_MS)}")
+        missed.append(f"{shown}; this test allows at most {latency_text(max_p50_ms * NS_PER_MS)}")
     if min_tokens_per_s is not None and not (rate is not None and rate >= min_tokens_per_s):
         shown = "no tokens were recorded" if rate is None else f"{rate:.1f} tokens/s"
-        found.append(f"{shown}; this test asks for at least {min_tokens_per_s:.1f} tokens/s")
+        missed.append(f"{shown}; this test asks for at least {min_tokens_per_s:.1f} tokens/s")
     if min_graph_hit_ratio is not None and not (ratio is not None and ratio >= min_graph_hit_ratio):
         model_calls = plural(sum(summary.served.values()), "model call")
         by_graph = f"graphs served {summary.served.get('graph', 0)} of {model_calls}"
         shown = "no runner was called" if ratio is None else by_graph
-        found.append(f"{shown}; this test asks for at least {percent_text(min_graph_hit_ratio)} by graphs")
-    return [f"{summary.name}: {line}" for line in found]
+        missed.append(f"{shown}; this test asks for at least {percent_text(min_graph_hit_ratio)} by graphs")
+    return [f"{summary.name}: {line}" for line in missed]
 
 
 class CallTotals:

@@ -93,10 +93,10 @@ def from_counts(
     for lower, count in counts.items():
         if lower < 0 or count < 1 or bucket_of(lower) != lower:
             raise ValueError(f"{count} durations from {lower} ns are no bucket")
-    found = DurationHistogram()
-    found.counts = dict(counts)
-    found.total_ns, found.minimum_ns, found.maximum_ns = total_ns, minimum_ns, maximum_ns
-    return found
+    histogram = DurationHistogram()
+    histogram.counts = dict(counts)
+    histogram.total_ns, histogram.minimum_ns, histogram.maximum_ns = total_ns, minimum_ns, maximum_ns
+    return histogram
 
 
 def _present(*values: int | None) -> list[int]:

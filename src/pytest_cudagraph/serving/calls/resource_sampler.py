@@ -8,6 +8,7 @@ import threading
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pytest_cudagraph.errors import InputError
 from pytest_cudagraph.monitor.perf_monitor import Poller, check_seconds
 from pytest_cudagraph.monitor.readings import HostReader, WatchedGpus, watched_gpus
 
@@ -48,20 +49,24 @@ class ResourceSampler:
     """A context manager. Its thread reads every ``every_s`` seconds and once more at the end. Readings are never taken
     in a timed call.
 
-    Raises :class:`~pytest_cudagraph.errors.InputError` for an invalid ``every_s``. A missing GPU, NVML or permission is
+    ``before`` is an earlier one, whose readings this one goes on with. Raises
+    :class:`~pytest_cudagraph.errors.InputError` for an invalid ``every_s``. A missing GPU, NVML or permission is
     no error: ``notes`` names the values that could not be read.
     """
 
-    def __init__(self, every_s: float = 1.0) -> None:
+    def __init__(self, every_s: float = 1.0, before: ResourceSampler | None = None) -> None:
         __tracebackhide__ = True
         check_seconds(every_s)
         self._every_s = every_s
-        self._lock = threading.Lock()
-        self._spreads: dict[tuple[str, int | None], ResourceSpread] = {}
+        self._lock = before._lock if before else threading.Lock()
+        self._spreads: dict[tuple[str, int | None], ResourceSpread] = before._spreads if before else {}
         self._open: tuple[HostReader, WatchedGpus, Poller] | None = None
         self.notes: tuple[str, ...] = ()
 
     def __enter__(self) -> ResourceSampler:
+        __tracebackhide__ = True
+        if self._open is not None:
+            raise InputError("one block at a time can use a sampler; found a block inside its own: make two")
         host, gpus = HostReader(), watched_gpus()
         self._open = host, gpus, Poller(lambda: self._sample(host, gpus), self._every_s)
         return self
@@ -86,14 +91,14 @@ class ResourceSampler:
 
     def _sample(self, host: HostReader, gpus: WatchedGpus) -> None:
         read = host.read()
-        found: list[tuple[tuple[str, int | None], Any]] = [
+        readings: list[tuple[tuple[str, int | None], Any]] = [
             ((name, None), getattr(read, name)) for name in HOST_READINGS
         ]
         for index, sample in gpus.take():
-            found += [((name, index), getattr(sample, name)) for name in GPU_READINGS]
+            readings += [((name, index), getattr(sample, name)) for name in GPU_READINGS]
         process = process_name()
         with self._lock:
-            for (name, gpu), value in found:
+            for (name, gpu), value in readings:
                 if value is not None:
                     self._add(process, name, gpu, float(value))
 

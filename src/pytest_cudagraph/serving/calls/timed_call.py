@@ -157,8 +157,8 @@ def whole_ns(now_ns: Callable[[], float]) -> Callable[[], int]:
 
     def read() -> int:
         nonlocal last_ns
-        found = now_ns()
-        last_ns = int(found) if math.isfinite(found) else last_ns
+        time_ns = now_ns()
+        last_ns = int(time_ns) if math.isfinite(time_ns) else last_ns
         return last_ns
 
     return read

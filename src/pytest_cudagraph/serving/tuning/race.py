@@ -115,13 +115,13 @@ class _Field(Generic[K]):
         self.alive = [each for each in self.alive if each == leader or not self._is_settled(each, leader)]
 
     def _is_settled(self, candidate: K, leader: K) -> bool:
-        own, best = self.log_costs[candidate], self.log_costs[leader]
+        costs, best = self.log_costs[candidate], self.log_costs[leader]
         ledger = self._ledgers.setdefault((candidate, leader), BettingLedger())
-        for number in range(ledger.count, len(own)):
-            ledger.book(own[number] - best[number] + self._tolerance)
+        for number in range(ledger.count, len(costs)):
+            ledger.book(costs[number] - best[number] + self._tolerance)
         if not ledger.is_enough(ledger.above, self._needed):
             return False
-        behind = median(one - other for one, other in zip(own, best, strict=True))
+        behind = median(one - other for one, other in zip(costs, best, strict=True))
         self._places[candidate] = "ties" if behind <= self._tolerance else "slower"
         return True
 

@@ -82,12 +82,12 @@ class TuningReport:
         for size, each in self.best_of.items():
             if each.combination.graph:
                 by_mode.setdefault(each.combination.compile, []).append(size)
-        found = []
+        texts = []
         for mode, sizes in by_mode.items():
             if mode == "none":
-                found.append(f"GraphRunner(model, *inputs, batch_sizes={tuple(sizes)})")
-            found.append(f"@pytest.mark.graph_speedup(batch_sizes={sizes}, compile={mode!r})")
-        return found
+                texts.append(f"GraphRunner(model, *inputs, batch_sizes={tuple(sizes)})")
+            texts.append(f"@pytest.mark.graph_speedup(batch_sizes={sizes}, compile={mode!r})")
+        return texts
 
     def document(self) -> dict[str, Any]:
         """The report as plain data. Times in seconds, memory in bytes."""

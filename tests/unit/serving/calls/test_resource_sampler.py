@@ -61,3 +61,24 @@ def test_a_gpu_that_is_lost_keeps_its_earlier_readings_and_is_a_note(nvml):
 def test_an_interval_that_is_none_is_refused():
     with pytest.raises(InputError, match=r"^every_s must be a number of seconds above 0, or None; found 0$"):
         CallMonitor().sampling(0)
+
+
+def test_two_blocks_add_up(nvml):
+    monitor = CallMonitor()
+    with monitor.sampling(every_s=60.0):
+        nvml.clock_mhz = 900
+    first = read(monitor)["sm_clock_mhz", 0]
+    nvml.clock_mhz = 1980
+    with monitor.sampling(every_s=60.0):
+        pass
+    both = read(monitor)["sm_clock_mhz", 0]
+    assert (first.samples, both.samples) == (1, 2)
+    assert (both.minimum, both.maximum, both.last) == (900, 1980, 1980)
+
+
+def test_a_sampler_in_its_own_block_is_refused_and_its_thread_ends_with_the_outer_block(nvml):
+    before = threading.active_count()
+    with CallMonitor().sampling(every_s=60.0) as sampler:
+        with pytest.raises(InputError, match="found a block inside its own"), sampler:
+            pass
+    assert threading.active_count() == before
