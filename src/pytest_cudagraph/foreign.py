@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import reprlib
 from typing import Any
@@ -38,19 +37,6 @@ def value_text(value: Any) -> str:
     # A value may raise anything. The message about it must still be read.
     except Exception:
         return f"<{type(value).__name__}>"
-
-
-def log_line(text: str) -> str:
-    """One line of text for a log, as :func:`printable` shows it.
-
-    GitHub's runner takes a line of the log that begins with ``::``, and ``##[`` anywhere, for a command to itself.
-    """
-    line = printable(text)
-    if os.environ.get("GITHUB_ACTIONS") != "true":
-        return line
-    indent = len(line) - len(line.lstrip())
-    safe = f"{line[:indent]}·{line[indent:]}" if line.startswith("::", indent) else line
-    return safe.replace("##[", "##·[")
 
 
 _USER = re.compile(r"(?<=://)[^/@\s]+(?=@)")

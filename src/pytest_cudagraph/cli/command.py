@@ -17,7 +17,7 @@ from pytest_cudagraph import report
 from pytest_cudagraph.cli import baselines, compare, doctor, first_test, history, suite
 from pytest_cudagraph.cli.output import USAGE, CommandOutput, read_run, write_page
 from pytest_cudagraph.errors import CudagraphError
-from pytest_cudagraph.foreign import log_line, printable_lines
+from pytest_cudagraph.foreign import printable, printable_lines
 
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
@@ -109,7 +109,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="replace")
     try:
         for line in output.lines:
-            print(log_line(line))
+            print(printable(line))
         sys.stdout.flush()
     except BrokenPipeError:
         # The reader has stopped (``| head``). Python must not flush to it at exit.

@@ -305,6 +305,63 @@ def test_a_damaged_document_is_refused(edit):
         rows_of_run(found)
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("capture_seconds", "x" * 100),
+        ("capture_seconds", [1] * 100),
+        ("capture_seconds", 10**400),
+        ("capture_seconds", -1.0),
+        ("compile_seconds", "1"),
+        ("measure_seconds", math.inf),
+        ("busy_seconds", math.nan),
+        ("batch_size", 10**400),
+        ("batch_size", math.inf),
+        ("batch_size", 0),
+        ("batch_size", True),
+        ("kernels", "46"),
+        ("judgements", "abc"),
+        ("judgements", [None]),
+        ("speedup", {"estimate": None, "low": 1.0, "high": 2.0}),
+        ("receipt", None),
+        ("base", {"revision": 3}),
+        ("baseline", []),
+        ("baseline", {"replay": None}),
+        ("check", {"replays": 1e400}),
+        ("scenario", {"kind": "x"}),
+        ("replay", {"q25": 0.0}),
+        ("figures", {"ttft": 3}),
+        ("comparison", {}),
+    ],
+)
+def test_a_value_of_another_kind_is_one_error_and_takes_no_memory(key, value):
+    found = json.loads(json_text(document([story()], H200, {})))
+    found["tests"][0]["batches"][0][key] = value
+    with pytest.raises(ValueError, match="damaged: "):
+        run_of_document(found)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("name", {}), ("nodeid", 3), ("gpu", 3), ("device", {"name": 3}), ("findings", [{"file": "a"}]), ("notes", "abc"),
+     ("not_judged", [3]), ("compile_mode", "fast"), ("judgements", {}), ("batches", {})],
+)  # fmt: skip
+def test_a_fact_of_another_kind_is_one_error(key, value):
+    found = json.loads(json_text(document([story()], H200, {})))
+    found["tests"][0][key] = value
+    with pytest.raises(ValueError, match="damaged: tests: 0: "):
+        run_of_document(found)
+
+
+def test_what_is_computed_is_not_read():
+    found = json.loads(json_text(document([story()], H200, {})))
+    changed = json.loads(json_text(found))
+    changed["tests"][0].update(verdict="passed")
+    for each in changed["tests"][0]["batches"]:
+        each.update(verdict=3, word=[], reason={}, attainable_speedup="x")
+    assert run_of_document(changed) == run_of_document(found)
+
+
 def test_properties_are_flat_text():
     receipt = Receipt(batch_size=8, operations=None, kernels=None)
 

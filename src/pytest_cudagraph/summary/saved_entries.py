@@ -1,23 +1,21 @@
-"""The end of a run: what is written and what the summary says. It imports no torch: an xdist controller needs none."""
+"""The baseline at the end of a run, of one device: which entries are written, and which are stale."""
 
 from __future__ import annotations
 
 import contextlib
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from pytest_cudagraph import environment, files, gate, record, report
-from pytest_cudagraph.base_revision.judge import base_tables
+from pytest_cudagraph import environment, gate, record, report
 from pytest_cudagraph.baseline import AnyPath, Edit, JsonStore, Key, is_part_of, normal_name
 from pytest_cudagraph.errors import BaselineError
-from pytest_cudagraph.foreign import log_line, message_of, without_credentials
-from pytest_cudagraph.gpu_locks import measured_on
+from pytest_cudagraph.foreign import without_credentials
 from pytest_cudagraph.settings.options import Settings
-from pytest_cudagraph.values import Addition, DeviceInfo, GraphReport, ReportColumn, SavedBatch, Table
+from pytest_cudagraph.values import DeviceInfo, GraphReport, SavedBatch
 
 _LEFT = ".cudagraph-left"
 """The folder for entries that an object store did not take."""
@@ -49,107 +47,35 @@ class CollectedTests:
     """The folder in which pytest was called. The paths of documents are relative to it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunSummary:
-    """The summary of a run. ``failed``: the exit status is non-zero even if no test failed."""
-
-    table: tuple[str, ...] = ()
-    lines: tuple[str, ...] = ()
-    problems: tuple[str, ...] = ()
-    failed: bool = False
-
-
 @dataclass(slots=True)
-class _SummaryLines:
+class SummaryLines:
+    """What the summary of a run says so far."""
+
     lines: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
 
-def end_run(
-    reports: Sequence[GraphReport],
-    collected: CollectedTests,
-    settings: Settings,
-    saved: Mapping[DeviceInfo, Mapping[Key, SavedBatch]] | None = None,
-    *,
-    additions: Sequence[Addition] = (),
-    workloads: Sequence[Mapping[str, Any]] = (),
-    columns: Sequence[ReportColumn] = (),
-    problems: Sequence[str] = (),
-) -> RunSummary:
-    """Write the baseline, the JSON document and the HTML page, and make the summary.
-
-    ``saved`` are the entries read at the start, by device. The file of another device is read now. For the document
-    there are the ``additions`` of features, and ``workloads``, the tests with that mark. ``columns`` are other
-    plugins', ``problems`` what their hooks raised.
-
-    What cannot be made or written is a problem in the summary, not an exception. All else is still made and written.
-    """
-    summary = _SummaryLines(problems=list(problems))
-    for device in _devices(reports):
-        own_reports = [each for each in reports if each.device == device]
-        with _net("the baseline", summary):
-            _end_device(device, own_reports, collected, settings, summary, (saved or {}).get(device))
-    marked, tables, results = [report.WorkloadTest(**each) for each in workloads], list[Table](), list[str]()
-    with _net("the tables", summary):
-        tables = report.run_tables(reports, base_tables(reports), additions, marked, settings)
-    with _net("the summary", summary):
-        summary.lines += _lines_below(reports, tables, additions, settings)
-    if settings.json or settings.html:
-        with _net("the document", summary):
-            first, commit = next(iter(_devices(reports)), None), environment.commit(settings.rootdir)
-            document = report.document(
-                reports, first, settings, additions, marked, tables=tables, date=_now(), commit=commit
-            )
-            _write_documents(document, settings, collected.folder, summary)
-    with _net("the table", summary):
-        results = report.table(reports, columns)
-    return RunSummary(
-        table=tuple(map(log_line, results)),
-        lines=tuple(map(log_line, summary.lines)),
-        problems=tuple("\n".join(map(log_line, each.expandtabs().split("\n"))) for each in summary.problems),
-        failed=bool(summary.problems),
-    )
+def now() -> str:
+    """The date and the time as documents and baselines have them."""
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
-@contextlib.contextmanager
-def _net(what: str, summary: _SummaryLines) -> Iterator[None]:
-    """Turn whatever is raised into a problem: the other files of the run are still written.
-
-    What pytest raises to fail or to skip a test, and ``sys.exit``, are no ``Exception``.
-    """
-    try:
-        yield
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
-        summary.problems.append(f"{what} could not be made: {type(error).__name__}: {message_of(error)}")
+def shown(path: AnyPath, root: Path) -> str:
+    """A path of this machine from ``root``, another one whole."""
+    if isinstance(path, Path) and path.is_relative_to(root):
+        return path.relative_to(root).as_posix()
+    return str(path)
 
 
-def _lines_below(
-    reports: Sequence[GraphReport], tables: Iterable[Table], additions: Iterable[Addition], settings: Settings
-) -> list[str]:
-    """What stands below the counts. The tables of scenarios stand below those of the results."""
-    shown = [table for table in tables if table.in_terminal and table not in report.scenario_tables(reports)]
-    return [
-        *measured_on(reports),
-        *(report.suggestions(reports) if settings.suggest else ()),
-        *(line for addition in additions for line in addition.lines),
-        *(line for table in shown for line in report.text_of(table)),
-    ]
-
-
-def _devices(reports: Iterable[GraphReport]) -> list[DeviceInfo]:
-    return list(dict.fromkeys(each.device for each in reports if each.device is not None))
-
-
-def _end_device(
+def end_device(
     device: DeviceInfo,
     reports: Sequence[GraphReport],
     collected: CollectedTests,
     settings: Settings,
-    summary: _SummaryLines,
+    summary: SummaryLines,
     saved: Mapping[Key, SavedBatch] | None,
 ) -> None:
+    """Save what was asked for, and say what is new, slower, stale or refused. ``saved`` is read where it is None."""
     try:
         store = JsonStore(settings.baseline_folder, device)
         saved, plan = _save(store, reports, collected, settings, saved)
@@ -162,7 +88,7 @@ def _end_device(
     summary.lines += report.closing(
         reports,
         record.counts(reports, expected, complete_run=collected.complete, plan=plan),
-        wrote=(len(plan.write), _shown(store.path, settings.rootdir)) if plan.write else None,
+        wrote=(len(plan.write), shown(store.path, settings.rootdir)) if plan.write else None,
         refused=plan.refused,
         replaced=_replaced(plan, saved),
         stale=stale,
@@ -189,10 +115,10 @@ def _strict_about(stale: Sequence[Key], saved: Iterable[Key], path: AnyPath, roo
     names_of: dict[tuple[int, ...], list[str]] = {}
     for name in list(sizes)[:_NAMED]:
         names_of.setdefault(tuple(sizes[name]) if name in live else (), []).append(name)
-    shown = _shown(path, root)
-    commands = " && ".join(_prune_command(shown, names, batch_sizes) for batch_sizes, names in names_of.items())
+    file = shown(path, root)
+    commands = " && ".join(_prune_command(file, names, batch_sizes) for batch_sizes, names in names_of.items())
     first = f" (the first {_NAMED} of {len(sizes)} tests)" if len(sizes) > _NAMED else ""
-    return f"strict: {len(stale)} stale in {shown}; where no test is meant to cover them{first}: {commands}"
+    return f"strict: {len(stale)} stale in {file}; where no test is meant to cover them{first}: {commands}"
 
 
 def _prune_command(file: str, names: Sequence[str], batch_sizes: Sequence[int]) -> str:
@@ -219,7 +145,7 @@ def _save(
     if update == "never" or not collected.finished:
         return store.load() if saved is None else saved, record.Plan()
     passed = [each for each in reports if each.nodeid in collected.passed]
-    now, commit = _now(), environment.commit(settings.rootdir) or {}
+    saved_at, commit = now(), environment.commit(settings.rootdir) or {}
     plan = record.Plan()
 
     def choose(entries: Mapping[Key, SavedBatch]) -> Edit:
@@ -227,7 +153,9 @@ def _save(
         expected = _expected(entries, reports, collected, settings.rootdir)
         stale = record.stale(reports, expected, complete_run=collected.complete)
         dropped = record.outgrown(stale, reports, collected.passed)
-        plan = replace(record.entries(passed, update, entries, saved_at=now, commit=_short(commit)), dropped=dropped)
+        plan = replace(
+            record.entries(passed, update, entries, saved_at=saved_at, commit=_short(commit)), dropped=dropped
+        )
         return Edit(plan.write, plan.dropped)
 
     try:
@@ -245,10 +173,6 @@ def _leave(plan: record.Plan, settings: Settings, commit: Mapping[str, Any]) -> 
     count = f"{len(plan.write)} {'entry is' if len(plan.write) == 1 else 'entries are'}"
     send = f"pytest-cudagraph baseline merge {_LEFT} -o {without_credentials(settings.baseline)}"
     return f"{count} in {_LEFT}/{store.path.name}: send with {send}"
-
-
-def _now() -> str:
-    return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
 def _expected(
@@ -313,39 +237,3 @@ def _of_given_sizes(
 
 def _lies_below(file: str, paths: Iterable[str]) -> bool:
     return any(path == "." or file == path or file.startswith(f"{path}/") for path in paths)
-
-
-def _shown(path: AnyPath, root: Path) -> str:
-    if isinstance(path, Path) and path.is_relative_to(root):
-        return path.relative_to(root).as_posix()
-    return str(path)
-
-
-def _write_documents(document: Mapping[str, Any], settings: Settings, folder: Path, summary: _SummaryLines) -> None:
-    if settings.json:
-        _write("--cudagraph-json", settings.json, folder, lambda: report.json_text(document), summary)
-    if settings.html:
-        # Read back: the page is what the command makes of the file later.
-        page = lambda: report.page(report.run_of_document(document))  # noqa: E731
-        written = _write("--cudagraph-html", settings.html, folder, page, summary)
-        summary.lines += [f"wrote the page {_shown(folder / settings.html, folder)}"] if written else []
-
-
-def _write(flag: str, path: str, folder: Path, text_of: Callable[[], str], summary: _SummaryLines) -> bool:
-    """Write a document whole or not at all. A failure is a line of the summary."""
-    try:
-        target = folder / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        files.write_text(target, text_of())
-    # Also ValueError, for a path with a null character. The other file is still written.
-    except Exception as error:
-        reason = getattr(error, "strerror", None) or message_of(error)
-        summary.problems.append(f"{flag}: {path} could not be written: {reason}; nothing was changed")
-        return False
-    return True
-
-
-def header_line(device: DeviceInfo, baseline_file: AnyPath, settings: Settings, *, judged: bool) -> str:
-    """What this run measures on, its baseline file and its least speedup."""
-    shown = _shown(baseline_file, settings.rootdir) if settings.uses_baseline else "off"
-    return log_line(report.header(device, baseline=shown, min_speedup=settings.min_speedup, judged=judged))
