@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from pytest_cudagraph.gate import judge_speedup
     from pytest_cudagraph.measure import Arms, Bounds, PerfCounterClock, measure_arms
     from pytest_cudagraph.monitor import PerfCard, PerfMonitor
-    from pytest_cudagraph.own_graphs import graph_watch
+    from pytest_cudagraph.own_graphs.watch import graph_watch
     from pytest_cudagraph.serving.calls import CallMonitor, CallSummary
     from pytest_cudagraph.serving.drop_in import IntegratedAOTCompiler, OptimizedModel, create_integrated_compiler
     from pytest_cudagraph.serving.drop_in_statistics import CompilerStatistics, InferenceResult, ModelStatistics
@@ -191,7 +191,7 @@ _HOMES = {
         "decoding.transformers_decoder": "StaticDecoder TransformersEngine static_decoder transformers_engine",
         "measure": "Arms Bounds PerfCounterClock measure_arms",
         "monitor": "PerfCard PerfMonitor",
-        "own_graphs": "graph_watch",
+        "own_graphs.watch": "graph_watch",
         "serving.calls": "CallMonitor CallSummary",
         "serving.drop_in": "IntegratedAOTCompiler OptimizedModel create_integrated_compiler",
         "serving.graph_runner": "GraphRunner",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -42,6 +42,11 @@ def pytest_cudagraph_marks(config: pytest.Config) -> Sequence[FeatureMark]:
     Called in the configuration of pytest and after the collection, so by plugins and by the first ``conftest.py``.
     """
     return ()
+
+
+def pytest_cudagraph_methods(config: pytest.Config) -> Mapping[str, Callable[..., Any]]:
+    """Further methods of the fixture ``cudagraph``, by name. Each takes the test's ``FixtureContext`` first."""
+    return {}
 
 
 def pytest_cudagraph_failures(config: pytest.Config) -> Mapping[str, type[GraphTestFailure]]:

@@ -27,7 +27,11 @@ if TYPE_CHECKING:
 _SENT = "pytest_cudagraph"
 """The key of what an xdist worker sends with a report and at its end."""
 
-pytest_plugins = ("pytest_cudagraph.decoding.plugin", "pytest_cudagraph.serving.plugin")
+pytest_plugins = (
+    "pytest_cudagraph.decoding.plugin",
+    "pytest_cudagraph.own_graphs.plugin",
+    "pytest_cudagraph.serving.plugin",
+)
 """The features."""
 
 

@@ -19,6 +19,8 @@ LIGHT = [
     "pytest_cudagraph.decoding",
     "pytest_cudagraph.decoding.plugin",
     "pytest_cudagraph.hook_specs",
+    "pytest_cudagraph.own_graphs",
+    "pytest_cudagraph.own_graphs.plugin",
     "pytest_cudagraph.plugin",
     "pytest_cudagraph.serving",
     "pytest_cudagraph.serving.plugin",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -28,10 +28,7 @@ class CaptureRecorder(ObservingMode):
         self._made: dict[int, torch.UntypedStorage] = {}
         """What the capture made. Held until its end, so that no other storage gets the same key."""
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
+    def observe(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = func(*args, **kwargs)
         if not is_view(func):
             shapes = tuple(tuple(tensor.shape) for tensor in tensors_of(result))
@@ -82,10 +79,8 @@ class CallRecorder(ObservingMode):
         super().__init__()
         self._call, self._is_capturing = call, is_capturing
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        result = func(*args, **(kwargs or {}))
+    def observe(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        result = func(*args, **kwargs)
         if not self._is_capturing() and _is_work(func, result):
             name = name_of(func)
             self._call.eager[name] += 1

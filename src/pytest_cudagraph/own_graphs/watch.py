@@ -23,6 +23,7 @@ from pytest_cudagraph.errors import InputError
 from pytest_cudagraph.foreign import message_of
 from pytest_cudagraph.own_graphs.capture_record import CallRecorder, CaptureRecorder
 from pytest_cudagraph.own_graphs.ledger import GraphLedger, GraphRecord, WatchedCall
+from pytest_cudagraph.own_graphs.memory import is_inside, pool_ranges
 from pytest_cudagraph.sources import user_site
 
 _RECORD = "_pytest_cudagraph_record"
@@ -173,17 +174,10 @@ class _Open(threading.local):
 
 def _leave_out_pools(record: GraphRecord) -> None:
     """Do not watch the memory of other graphs: a backward reads what its forward left in the pool of both."""
-    segments = [each for each in _memory_snapshot() if tuple(each["segment_pool_id"]) != (0, 0)]
-    ranges = [(each["address"], each["address"] + each["total_size"]) for each in segments]
-    for key, use in list(record.memory.items()):
-        if any(begin <= use.address < end for begin, end in ranges):
-            del record.memory[key]
+    ranges = pool_ranges()
+    for key in [key for key, use in record.memory.items() if is_inside(use.address, ranges)]:
+        del record.memory[key]
     record.has_freed = any(use.is_freed for use in record.memory.values())
-
-
-def _memory_snapshot() -> list[dict[str, Any]]:
-    snapshot: list[dict[str, Any]] = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
-    return snapshot
 
 
 def _is_called_from(file: str) -> bool:

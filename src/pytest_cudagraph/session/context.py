@@ -284,6 +284,11 @@ class FixtureContext:
         addition = Addition(nodeid=self.nodeid, key=key, entry=entry, lines=tuple(lines), tables=tuple(tables))
         self.stash[ADDITIONS].append(addition)
 
+    def methods(self) -> Mapping[str, Callable[..., Any]]:
+        """The methods of the fixture ``cudagraph`` that features add, by name."""
+        added = self._config.hook.pytest_cudagraph_methods(config=self._config)
+        return {name: method for methods in added for name, method in methods.items()}
+
     def conclude(self, report: GraphReport) -> GraphReport:
         """Keep the report, then pass, warn or raise as its verdict says."""
         __tracebackhide__ = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -60,6 +61,13 @@ class Cudagraph:
     def device(self) -> str:
         """The torch device the test runs on (``cuda:0`` or ``cpu``), to create models and inputs there."""
         return self._context.device_context().backend.device
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        """A method that a feature adds, such as ``own``."""
+        methods = self._context.methods()
+        if name not in methods:
+            raise AttributeError(f"cudagraph has no attribute {name!r}; features add {', '.join(sorted(methods))}")
+        return functools.partial(methods[name], self._context)
 
     def __call__(
         self,

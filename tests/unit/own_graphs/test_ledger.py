@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from pytest_cudagraph.own_graphs import GraphLedger, GraphRecord, MemoryUse, WatchedCall
+from pytest_cudagraph.own_graphs.ledger import GraphLedger, GraphRecord, MemoryUse, WatchedCall
 from pytest_cudagraph.values import Site
 
 CAPTURE = Site(file="serve.py", line=20, function="capture")
