@@ -247,8 +247,13 @@ def test_an_operator_that_calls_itself_unsafe_is_refused():
 
 
 def test_something_without_a_schema_is_a_note():
+    found = hazards.judge(torch.ops.higher_order.flex_attention, (X,), {})
+    assert (found.id, found.text, found.operation) == ("unknown-op", "a higher-order operator", "flex_attention")
+
+
+def test_the_host_reads_the_condition_of_a_branch_that_torch_has():
     found = hazards.judge(torch.ops.higher_order.cond, (X,), {})
-    assert (found.id, found.text, found.operation) == ("unknown-op", "a higher-order operator", "cond")
+    assert (found.id, found.level, found.operation) == ("host-sync", "error", "cond")
 
 
 def test_the_catalogue_has_its_ids_each_under_its_own_name():

@@ -25,7 +25,7 @@ from pytest_cudagraph.backends.capture_mode import (
 )
 from pytest_cudagraph.backends.placement import Placement
 from pytest_cudagraph.hazards import UNPINNED_COPY_TEXT, RawFinding
-from pytest_cudagraph.sources import origin_of, user_site, user_sites
+from pytest_cudagraph.sources import is_in_higher_order_operator, origin_of, user_site, user_sites
 from pytest_cudagraph.sources.syntax import branches_on_cuda
 from pytest_cudagraph.values import Site
 
@@ -137,6 +137,8 @@ class HostCallWatch:
         if call.name == "to" and not moves_to_host(args, kwargs, by_name=self.placement is not None):
             return None
         if call.hazard == "host-data" and not sends_number(*args, **kwargs, by_name=self.placement is not None):
+            return None
+        if call.hazard == "rng" and is_in_higher_order_operator():
             return None
         found = RawFinding(id=call.hazard, text=call.text)
         if call.is_legal_on_host and call.hazard == "host-sync":

@@ -92,7 +92,9 @@ def is_judged(func: Any) -> bool:
 def _rules(func: Any) -> tuple[Rule, ...]:
     schema = getattr(func, "_schema", None)
     if schema is None:
-        return (always(_opaque("a higher-order operator")),)
+        # The host reads a tensor to decide. Torch records that only inside of its own graph trees.
+        is_decided = func.name() in ("cond", "while_loop")
+        return (always(SYNC if is_decided else _opaque("a higher-order operator")),)
     namespace, _, name = schema.name.partition("::")
     rules = [] if namespace == "aten" else _foreign_rules(func, namespace, schema.name)
     if namespace == "aten":

@@ -4,6 +4,7 @@ from pytest_cudagraph.sources.user_lines import (
     Sites,
     calling_frame,
     describe,
+    is_in_higher_order_operator,
     library_of,
     origin_of,
     raised_in_user_code,

@@ -33,6 +33,7 @@ _THIS_PACKAGE = tuple(
 _OWN_FOLDERS = (*_THIS_PACKAGE, *(str(_TORCH) + separator for separator in ("/", "\\")))
 # Where torch.compile is loaded, it wraps the methods of a dispatch mode.
 _OBSERVERS = (*_THIS_PACKAGE, str(_TORCH / "_dynamo"), str(_TORCH / "_compile"))
+_HIGHER_ORDER = str(_TORCH / "_higher_order_ops")
 _STANDARD_LIBRARY = tuple(
     str(Path(sysconfig.get_paths()[key]).resolve()) + separator
     for key in ("stdlib", "platstdlib")
@@ -87,6 +88,16 @@ def calling_frame() -> FrameType | None:
     while frame is not None and frame.f_code.co_filename.startswith(_OBSERVERS):
         frame = frame.f_back
     return frame
+
+
+def is_in_higher_order_operator() -> bool:
+    """Whether the running call is of torch's own code for ``torch.cond`` and the like, which compiles its branches."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and origin_of(frame.f_code.co_filename) == "machinery":
+        if frame.f_code.co_filename.startswith(_HIGHER_ORDER):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def user_site_of(exc: BaseException) -> Site | None:

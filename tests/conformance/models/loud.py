@@ -109,6 +109,12 @@ class RangeOfTensor(Base):
         return x.sum() + torch.arange(x[0].argmax() + 1, device=x.device).sum()  # HERE
 
 
+@hazard(1, **host_sync)
+class BranchOfTorch(Base):
+    def forward(self, x):
+        return torch.cond(x.sum() > 0, lambda y: y + 1, lambda y: y - 1, (x,))  # HERE
+
+
 @hazard(2, **host_sync)
 class ToList(Base):
     def forward(self, x):

@@ -160,9 +160,6 @@ def _refusing(
 
 _DENSE_KEY = torch._C.DispatchKey.CompositeExplicitAutograd
 
-# The host reads a tensor to decide, except in torch's conditional graphs.
-_READS_ITS_CONDITION = frozenset({"cond", "while_loop"})
-
 # The plain forms of most other operators do not run under a dispatch mode.
 _KNOWN_PARTS = frozenset({"flex_attention"})
 
@@ -211,8 +208,6 @@ class OperationRecorder(ObservingMode):
     def _record_parts(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Record the operations that the plain form of a higher-order operator dispatches."""
         name = func.name()
-        if name in _READS_ITS_CONDITION:
-            self.refusals.refuse(hazards.CAPTURE_UNSUPPORTED.text, hazard="host-sync", operation=name)
         if name not in _KNOWN_PARTS:
             text = "the CPU twin does not support this higher-order operator"
             self.refusals.refuse(text, hazard="unknown-op", operation=name)
