@@ -19,7 +19,6 @@ WHOLE = CollectedTests(
     finished=True,
     complete=True,
     paths=(".",),
-    whole=True,
 )
 NAMES = ("tests/test_a.py::test_old", "tests/test_gone.py::test_old", "mine", "a::b")
 
@@ -43,35 +42,6 @@ def stale(tmp_path):
 
 def test_what_a_run_of_all_did_not_cover_is_stale(stale):
     assert stale() == set(NAMES)
-
-
-NODE_IDS = {name for name in NAMES if "::" in name}
-
-
-@pytest.mark.parametrize("not_passed", ["tests/test_b.py::test_new", "tests/test_a.py::test_new"])
-def test_a_test_that_told_nothing_may_have_any_name_of_its_own(stale, not_passed):
-    assert stale(not_passed=frozenset({not_passed})) == NODE_IDS
-
-
-def test_a_test_that_told_nothing_may_have_the_node_ids_that_its_file_names(stale, tmp_path):
-    (tmp_path / "tests" / "test_a.py").write_text("name='tests/test_gone.py::test_old'", encoding="utf-8")
-    not_passed = frozenset({"tests/test_a.py::test_new"})
-    assert stale(not_passed=not_passed) == NODE_IDS - {"tests/test_gone.py::test_old"}
-
-
-def test_a_test_that_told_nothing_has_its_own_node_id(stale):
-    not_passed = frozenset({"tests/test_a.py::test_old"})
-    assert stale(not_passed=not_passed) == NODE_IDS - {"tests/test_a.py::test_old"}
-
-
-def test_a_folder_with_all_that_is_saved_tells_of_node_ids(stale):
-    names = ("tests/test_a.py::test_old", "tests/test_gone.py::test_old", "mine")
-    assert stale(names, paths=("tests",), whole=False) == set(names) - {"mine"}
-
-
-@pytest.mark.parametrize("paths", [("tests/test_a.py",), ("tests",)])
-def test_a_part_of_what_is_saved_tells_of_no_name(stale, paths):
-    assert stale(paths=paths, whole=False) == set()
 
 
 def test_a_file_that_nobody_looked_into_may_have_any_name(stale, tmp_path):

@@ -18,7 +18,7 @@ from pytest_cudagraph.baseline.history import (
     session_of,
     session_of_arm,
 )
-from pytest_cudagraph.baseline.names import Key, is_part_of, normal_name, parametrized, slug
+from pytest_cudagraph.baseline.names import Key, normal_name, parametrized, slug
 from pytest_cudagraph.baseline.remote import AnyPath, RemotePath, any_path
 from pytest_cudagraph.baseline.schema import SCHEMA, Content, parse
 from pytest_cudagraph.baseline.store import Edit, JsonStore, json_files, read, remove_from

@@ -42,11 +42,6 @@ def parametrized(name: str, parameters: str) -> str:
     return f"{name[:-1]}-{parameters}]" if name.endswith("]") else f"{name}[{parameters}]"
 
 
-def is_part_of(name: str, test: str) -> bool:
-    """Whether an entry is of a test or of one of its parts, as :func:`parametrized` names them."""
-    return name == test or name.startswith(parametrized(test, "")[:-1])
-
-
 def last_part(fullname: str) -> str:
     """``test_a[8-replay]`` of ``tests/test_a.py::test_a[8-replay]``."""
     path, bracket, parameters = fullname.partition("[")

@@ -94,20 +94,20 @@ def _collected(session: pytest.Session, exitstatus: int) -> CollectedTests:
     from pytest_cudagraph.summary import CollectedTests
 
     config, stash = session.config, session.config.stash
-    finished = exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
-    stopped = bool(session.shouldstop or session.shouldfail)
-    seen, ours, passed = stash[COLLECTED], stash[OURS], stash[PASSED]
     paths = tuple(_from_root(config, argument) for argument in config.args)
+    finished = exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
+    is_whole = not stash[DESELECTED] and ("." in paths or _testpaths(config) <= set(paths))
+    was_cut_short = bool(session.shouldstop or session.shouldfail)
+    seen, ours, passed = stash[COLLECTED], stash[OURS], stash[PASSED]
+    # Without any collected test, every xdist worker died.
+    have_passed = bool(seen) and ours <= passed
     return CollectedTests(
         passed=frozenset(passed),
-        not_passed=frozenset(ours - passed),
         files=frozenset(nodeid.partition("::")[0] for nodeid in seen),
         finished=finished,
-        # Without any collected test, every xdist worker died.
-        complete=finished and not stopped and bool(seen) and not stash[DESELECTED],
+        complete=finished and is_whole and not was_cut_short and have_passed,
         given_sizes=frozenset(stash[SETTINGS].batch_sizes if _asks_for_sizes(config) else ()),
         paths=paths,
-        whole="." in paths or _testpaths(config) <= set(paths),
         folder=config.invocation_params.dir,
     )
 
@@ -120,8 +120,8 @@ def _testpaths(config: pytest.Config) -> set[str]:
     """The project's ``testpaths``, relative to the root directory. Without them the root directory itself."""
     root = config.rootpath
     # As pytest expands them. Path.glob refuses some patterns that pytest allows (".", absolute ones).
-    found = [path for each in config.getini("testpaths") for path in glob(each, root_dir=root, recursive=True)]  # noqa: PTH207
-    return {Path(os.path.normpath(path)).as_posix() for path in found} or {"."}
+    paths = [path for pattern in config.getini("testpaths") for path in glob(pattern, root_dir=root, recursive=True)]  # noqa: PTH207
+    return {Path(os.path.normpath(path)).as_posix() for path in paths} or {"."}
 
 
 def _from_root(config: pytest.Config, argument: str) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_cudagraph import environment, gate, record, report
-from pytest_cudagraph.baseline import AnyPath, Edit, JsonStore, Key, is_part_of, normal_name
+from pytest_cudagraph.baseline import AnyPath, Edit, JsonStore, Key
 from pytest_cudagraph.errors import BaselineError
 from pytest_cudagraph.foreign import without_credentials
 from pytest_cudagraph.settings.options import Settings
@@ -29,18 +29,14 @@ class CollectedTests:
     """Which tests pytest collected and ran, and which of them passed."""
 
     passed: frozenset[str]
-    not_passed: frozenset[str] = frozenset()
-    """Node ids of tests with this plugin's fixtures that were skipped, failed or not run."""
     files: frozenset[str] = frozenset()
     """The files with collected tests, relative to the root directory."""
     finished: bool
     """False after Ctrl-C or an internal error. Then nothing is written."""
     complete: bool
-    """Whether every test of the collected files was run."""
+    """Whether all tests of the project were collected, and every one with this plugin's fixtures passed."""
     paths: tuple[str, ...]
     """The collected files and folders, relative to the root directory. ``.`` is the root directory."""
-    whole: bool = False
-    """Whether the paths are all of the project: the root directory, or its ``testpaths``."""
     given_sizes: frozenset[int] = frozenset()
     """The batch sizes of the command line. Empty where it gives none."""
     folder: Path = field(default_factory=Path)
@@ -183,32 +179,14 @@ def _expected(
 
 
 def _of_present_tests(saved: Mapping[Key, SavedBatch], collected: CollectedTests, root: Path) -> dict[Key, SavedBatch]:
-    """The saved entries that this run must have measured if their tests still exist. The others are never stale.
+    """The saved entries that a complete run must have measured if their tests still exist. The others are never stale.
 
-    A test may use any ``name=``, also its own node id from before it moved. So each step leaves out what a test of
-    this project may still measure:
-
-    1. Nothing is expected when the file of an entry exists and was not collected.
-    2. An entry named by a node id is expected when its file lies below the collected paths.
-    3. It is not expected when its test did not pass, or when the file of such a test contains the name.
-    4. A run of part of the project must have collected folders, and the files of all entries must lie below them.
-    5. A custom name is expected only when the whole root directory was collected and every plugin test passed.
+    A file that exists and was not collected may hold any test, and a test outside of the collected folders any name.
     """
     file_of = {name: name.partition("::")[0] for name, _ in saved}
-    node_ids = {name for name, file in file_of.items() if file != name}
-    if any(file_of[name] not in collected.files and _is_file(root / file_of[name]) for name in node_ids):
+    if any(file not in collected.files and _is_file(root / file) for file in file_of.values()):
         return {}
-    below = {name for name in node_ids if _lies_below(file_of[name], collected.paths)}
-    not_passed = {normal_name(nodeid) for nodeid in collected.not_passed}
-    texts = [_text(root / file) for file in {nodeid.partition("::")[0] for nodeid in not_passed}]
-    ran = {name for name in below if not any(is_part_of(name, test) for test in not_passed)}
-    expected = {name for name in ran if not any(name in text for text in texts)}
-    are_folders = all((root / path).is_dir() for path in collected.paths)
-    if not collected.whole and (below != node_ids or not are_folders):
-        expected = set()
-    if collected.whole and not not_passed and "." in collected.paths:
-        expected |= file_of.keys() - node_ids
-    return {key: entry for key, entry in saved.items() if key[0] in expected}
+    return {key: entry for key, entry in saved.items() if _lies_below(file_of[key[0]], collected.paths)}
 
 
 def _is_file(path: Path) -> bool:
@@ -216,12 +194,6 @@ def _is_file(path: Path) -> bool:
     with contextlib.suppress(OSError):
         return path.is_file()
     return False
-
-
-def _text(path: Path) -> str:
-    with contextlib.suppress(OSError):
-        return path.read_text(encoding="utf-8", errors="replace")
-    return ""
 
 
 def _of_given_sizes(
