@@ -28,7 +28,7 @@ LIMITS = {
     "lines of tests": 46_500,
     "circles of imports": 4,
     "class names twice": 0,
-    "public names": 81,
+    "public names": 90,
     f"functions over {LONG_FUNCTION} lines": 6,
     f"modules over {LONG_MODULE} lines": 8,
     f"modules below {SHORT_MODULE} lines": 20,
