@@ -1,4 +1,3 @@
 """The check stage: a replay must compute what eager computes."""
 
-from pytest_cudagraph.check.replay_check import check_replays
-from pytest_cudagraph.check.reset_check import reset_difference
+from pytest_cudagraph.check.replay_check import check_replays, reset_difference

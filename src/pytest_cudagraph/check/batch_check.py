@@ -19,6 +19,7 @@ from pytest_cudagraph.check.differences import (
 from pytest_cudagraph.check.initial_state import CallResult, Change, InitialState
 from pytest_cudagraph.errors import CudagraphError, DeadTensorError, InputError, first_line
 from pytest_cudagraph.inputs import Example
+from pytest_cudagraph.inputs.example import opaque_arguments
 from pytest_cudagraph.protocols import CapturedGraph, Model
 from pytest_cudagraph.values import Agreement, Disagreement
 
@@ -200,6 +201,9 @@ class BatchCheck:
         if not has_new_inputs:
             cannot = "the inputs hold nothing that can be drawn again: the check cannot detect stale inputs"
             self.note(f"{cannot}. draw= can give others")
+        objects = opaque_arguments([first_inputs]) if has_new_inputs and first_inputs.drawing is None else {}
+        for name, value in objects.items():
+            self.note(f"{name} ({type(value).__name__}) is the same object in every trial: draw= can give others")
         is_void = has_new_inputs and bool(last.outputs) and has_same_outputs(first, last)
         return Agreement(
             batch_size=self.case.batch_size,

@@ -12,8 +12,7 @@ import torch
 
 from pytest_cudagraph import pytree
 from pytest_cudagraph.check.compare import Tolerance, compare, furthest, rounding_limit, spread
-from pytest_cudagraph.check.initial_state import CallResult
-from pytest_cudagraph.inputs.example import Example, is_opaque
+from pytest_cudagraph.check.initial_state import CallResult, is_object
 from pytest_cudagraph.pytree import same_bits
 from pytest_cudagraph.values import Disagreement
 
@@ -96,7 +95,7 @@ class ResultComparison:
         if _equal_values(expected, found):
             return None
         message = f"replay returns {_words(found)}, eager {_words(expected)}"
-        if any(isinstance(leaf, torch.Tensor) or is_opaque(leaf) for leaf in (expected, found)):
+        if any(isinstance(leaf, torch.Tensor) or is_object(leaf) for leaf in (expected, found)):
             return self.disagreement(where, message)
         fix = "capture fixes a plain Python value. Return a tensor instead"
         return self.disagreement(where, message, (fix,), "baked-scalar")
@@ -151,12 +150,6 @@ class ResultComparison:
             yield name, first.state.get(name, start), second.state.get(name, start)
 
 
-def has_same_inputs(first: Example, second: Example) -> bool:
-    """Whether two examples hold the same bits."""
-    ones, others = (pytree.tensors_in((example.args, example.kwargs)) for example in (first, second))
-    return all(same_bits(one, other) for one, other in zip(ones, others, strict=True))
-
-
 def has_same_results(first: CallResult, second: CallResult) -> bool:
     """Whether two results have the same outputs and changed the same state alike, bit by bit."""
     states = [(tensor, second.state.get(name)) for name, tensor in first.state.items()]
@@ -178,7 +171,11 @@ def _output_pairs(first: CallResult, second: CallResult) -> Iterator[Pair]:
 
 
 def _equal_values(first: Any, second: Any) -> bool:
-    if is_opaque(first) and is_opaque(second):
+    if pytree.is_array(first) and pytree.is_array(second):
+        if (first.dtype, first.shape) != (second.dtype, second.shape):
+            return False
+        return bool(((first == second) | ((first != first) & (second != second))).all())
+    if is_object(first) and is_object(second):
         return True
     return type(first) is type(second) and (first == second or (first != first and second != second))
 
@@ -190,7 +187,7 @@ def _places(result: CallResult) -> str:
 def _words(leaf: Any) -> str:
     if isinstance(leaf, torch.Tensor):
         return f"a tensor of shape {tuple(leaf.shape)}"
-    return f"an object of {type(leaf).__name__}" if is_opaque(leaf) else repr(leaf)
+    return f"an object of {type(leaf).__name__}" if is_object(leaf) else repr(leaf)
 
 
 _OTHER_RANDOM_NUMBERS = (

@@ -26,6 +26,11 @@ Change = Callable[[], AbstractContextManager[object]]
 """Makes a context manager that changes state in place inside, and brings it back."""
 
 
+def is_object(leaf: Any) -> bool:
+    """Whether the values of an output cannot be compared."""
+    return is_opaque(leaf) and not pytree.is_array(leaf)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallResult:
     """What one call returned and changed. Tensors are copies, except in ``held``."""
@@ -64,7 +69,7 @@ class CallResult:
     @property
     def opaque_places(self) -> tuple[str, ...]:
         """The outputs that are objects, with their class: ``output['cache'] (StaticCache)``."""
-        return tuple(f"{where} ({type(leaf).__name__})" for where, leaf in self.outputs.items() if is_opaque(leaf))
+        return tuple(f"{where} ({type(leaf).__name__})" for where, leaf in self.outputs.items() if is_object(leaf))
 
 
 class InitialState:
@@ -275,4 +280,6 @@ def _nouns(model: Model, live: Mapping[str, torch.Tensor]) -> dict[str, str]:
 
 
 def _copy(leaf: Any) -> Any:
-    return leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf
+    if isinstance(leaf, torch.Tensor):
+        return leaf.detach().clone()
+    return leaf.copy() if pytree.is_array(leaf) else leaf

@@ -182,7 +182,7 @@ def _children(value: Any, name: str, write: Write | None, ran: RanCode) -> Itera
         yield from () if _is_machinery(value.__module__) else _of_class(value)
     elif isinstance(value, contextvars.ContextVar):
         yield name, value.get(None), value.set
-    elif isinstance(value, tuple | list | deque | dict | array.array) or hasattr(type(value), "__array_interface__"):
+    elif isinstance(value, tuple | list | deque | dict | array.array) or pytree.is_array(value):
         yield from _of_container(value, name, write)
     elif isinstance(value, ctypes._SimpleCData):
         yield f"{name}.value", value.value, functools.partial(setattr, value, "value")
@@ -224,7 +224,7 @@ def _of_class(cls: type) -> Iterator[Child]:
 
 
 def _of_container(value: Any, name: str, write: Write | None) -> Iterator[Child]:
-    is_array = hasattr(value, "__array_interface__")
+    is_array = pytree.is_array(value)
     if is_array and not (value.flags.writeable and value.dtype.kind in "iuf"):
         return
     held = value.reshape(-1) if is_array else value

@@ -6,7 +6,9 @@ import itertools
 import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
+from pytest_cudagraph import inputs
 from pytest_cudagraph.check.adversarial import (
     check_adversarial_inputs,
     check_first_call,
@@ -18,6 +20,7 @@ from pytest_cudagraph.check.compare import Tolerance
 from pytest_cudagraph.check.differences import ResultComparison
 from pytest_cudagraph.check.initial_state import InitialState
 from pytest_cudagraph.check.later_calls import check_later_calls
+from pytest_cudagraph.errors import first_line
 from pytest_cudagraph.inputs import Example, row_dims
 from pytest_cudagraph.protocols import Backend, CapturedGraph, Model
 from pytest_cudagraph.state import NO_CONSTANTS, Constants, SizeStates
@@ -60,12 +63,54 @@ def check_replays(
     """
     models = eager_for, captured_for or eager_for
     with InitialState(model, examples.values(), backend, constants) as start:
-        own = size_states if size_states is not None and size_states.is_current() else None
-        cases = _cases(graphs, models, examples, start, own, Tolerance(rtol=rtol, atol=atol))
-        moved = () if own else start.moved_since(captured_at or {})
+        captured_states = size_states if size_states is not None and size_states.is_current() else None
+        cases = _cases(graphs, models, examples, start, captured_states, Tolerance(rtol=rtol, atol=atol))
+        moved = () if captured_states else start.moved_since(captured_at or {})
         checks = {case.batch_size: BatchCheck(replace(case, moved=moved)) for case in cases}
         _run(checks, random.Random(seed), progress)
     return {size: check.result() for size, check in checks.items()}
+
+
+def reset_difference(
+    eager: Model,
+    reset: Callable[[], object],
+    example: Example,
+    backend: Backend,
+    *,
+    batch_size: int,
+    seed: int,
+    constants: Constants = NO_CONSTANTS,
+) -> str:
+    """What a call after ``reset`` does otherwise than the call before it, in words. Empty if nothing differs.
+
+    Compares outputs and the state that the calls leave with ``torch.testing.assert_close``. Differences between two
+    equal calls are tolerated. The state and the random generators are restored.
+    """
+    errors: list[Exception] = []
+
+    def second_call(*args: Any, **kwargs: Any) -> Any:
+        random, inside = backend.rng_state(), inputs.clone(example)
+        output = eager(*inside.args, **inside.kwargs)
+        backend.set_rng_state(random)
+        try:
+            reset()
+            return eager(*args, **kwargs)
+        # The user's function may raise anything, and so may a call on a state that was not brought back.
+        except Exception as error:
+            errors.append(error)
+            return output
+
+    with InitialState(eager, [example], backend, constants) as start:
+        once, again = (start.run(eager, example, seed) for _ in range(2))
+        after = start.run(second_call, example, seed)
+        comparison = ResultComparison(batch_size=batch_size, before=start.tensors, tolerance=Tolerance())
+        difference = comparison.first_difference(once, after, comparison.noise_of(once, again))
+    if errors:
+        return f"it, or the call after it, raised {first_line(errors[0])}"
+    replaced = sorted(after.rebound - once.rebound)
+    if replaced:
+        return f"it puts a new tensor in the place of {', '.join(replaced)}"
+    return f"after it, a call gives another {difference.where}: {difference.message}" if difference else ""
 
 
 def _cases(
@@ -73,15 +118,15 @@ def _cases(
     models: tuple[Callable[[int], Model], Callable[[int], Model]],
     examples: Mapping[int, Example],
     start: InitialState,
-    own: SizeStates | None,
+    captured_states: SizeStates | None,
     tolerance: Tolerance,
 ) -> Iterator[CheckCase]:
     """What is compared at each size. ``models`` are eager, and what was captured, of each size."""
     eager_for, captured_for = models
-    starts = {size: start.as_captured(own.at(size)) for size in graphs} if own else {}
+    starts = {size: start.as_captured(captured_states.at(size)) for size in graphs} if captured_states else {}
     for size, graph in graphs.items():
         begin = starts.get(size, start)
-        other = next((starts[each] for each in starts if each != size), start)
+        other = next((starts[size_of_other] for size_of_other in starts if size_of_other != size), start)
         yield CheckCase(
             graph=graph,
             eager=eager_for(size),
@@ -90,8 +135,8 @@ def _cases(
             dims=row_dims(examples[size], size, _neighbour(examples, size)),
             start=begin,
             comparison=ResultComparison(batch_size=size, before=begin.tensors, tolerance=tolerance),
-            others=(start, other) if own else (),
-            made=own.made_at(size) if own else (),
+            others=(start, other) if captured_states else (),
+            made=captured_states.made_at(size) if captured_states else (),
         )
 
 

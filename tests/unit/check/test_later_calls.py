@@ -6,6 +6,7 @@ import os
 import random
 import sys
 
+import numpy as np
 import pytest
 import torch
 from tests.unit.check.fakes import FakeGraph, check_graphs, check_one
@@ -156,3 +157,30 @@ def test_places_are_found_by_name_and_written_where_they_are():
     for name, value in {"slotted.step": 10, "pair[1]": 20, "table['a'][0]": 30, "calls": 40}.items():
         places[name].write(value)
     assert (model.slotted.step, model.pair, model.table, model.calls) == (10, (1, 20), {"a": [30]}, 40)
+
+
+class Batch:
+    def __init__(self, mask):
+        self.mask = mask
+
+
+def test_an_argument_that_is_an_object_is_told_to_be_the_same_in_every_trial():
+    def model(x, batch):
+        return x * batch.mask
+
+    found = check_one(model, FakeGraph(model), torch.randn(2, 3), Batch(torch.ones(2, 3)))
+    assert found.notes == ("args[1] (Batch) is the same object in every trial: draw= can give others",)
+
+
+@pytest.mark.parametrize("as_output", [np.int64, lambda calls: np.full(3, calls)])
+def test_outputs_of_numpy_are_compared(as_output):
+    class Returns(Counts):
+        def forward(self, x):
+            self.calls += 1
+            return x + 1, as_output(self.calls)
+
+    found = check_one(Returns(None), FakeGraph(lambda x: (x + 1, as_output(7))))
+    assert found.where == "output[1]"
+    assert found.finding_id == "baked-scalar"
+    agreed = check_one(lambda x: (x + 1, as_output(7)), FakeGraph(lambda x: (x + 1, as_output(7))))
+    assert agreed.not_compared == ()
