@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     )
     from pytest_cudagraph.decoding.grammars import Grammar, choice, ebnf, json_schema, python_source, regex
     from pytest_cudagraph.decoding.modes.engines import Engine, EngineFacts, LoadedEngine, LoadRequest, VllmEngine, vllm
+    from pytest_cudagraph.decoding.results import GenerationReceipt
     from pytest_cudagraph.decoding.transformers_decoder import (
         StaticDecoder,
         TransformersEngine,
@@ -118,6 +119,7 @@ __all__ = [
     "Finding",
     "FixtureContext",
     "FormStatistics",
+    "GenerationReceipt",
     "Grammar",
     "GraphReport",
     "GraphRunner",
@@ -188,6 +190,7 @@ _HOMES = {
         "TooFewTokensPerStep TooManyBytes TooMuchOverhead",
         "decoding.grammars": "Grammar choice ebnf json_schema python_source regex",
         "decoding.modes.engines": "Engine EngineFacts LoadRequest LoadedEngine VllmEngine vllm",
+        "decoding.results": "GenerationReceipt",
         "decoding.transformers_decoder": "StaticDecoder TransformersEngine static_decoder transformers_engine",
         "measure": "Arms Bounds PerfCounterClock measure_arms",
         "monitor": "PerfCard PerfMonitor",

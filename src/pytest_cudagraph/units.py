@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 NS_PER_S = 1_000_000_000
@@ -41,8 +42,10 @@ def factor_text(ratio: float) -> str:
 
 
 def percent_text(fraction: float) -> str:
-    """``0.4 %`` for 0.004; no decimals from 10 % on."""
+    """``0.4 %`` for 0.004; no decimals from 10 % on. What is less than all never reads 100 %."""
     percent = fraction * 100
+    if 99.0 < percent < 100.0:
+        return f"{math.floor(percent * 10) / 10:.1f} %"
     return f"{percent:.1f} %" if abs(percent) < 10 else f"{percent:.0f} %"
 
 

@@ -41,6 +41,8 @@ def test_bytes(count, text):
 def test_ratios_and_percents():
     assert units.factor_text(1.066) == "1.07x"
     assert [units.percent_text(value) for value in (0.004, 0.0999, 0.1, -0.25)] == ["0.4 %", "10.0 %", "10 %", "-25 %"]
+    near = [units.percent_text(value) for value in (0.989, 0.995, 0.99999, 1.0)]
+    assert near == ["99 %", "99.5 %", "99.9 %", "100 %"]
 
 
 def test_seconds_and_nanoseconds_are_inverse():

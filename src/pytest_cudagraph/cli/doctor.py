@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import math
 import sys
 from collections.abc import Iterator, Sequence
 from importlib import metadata
 from typing import TYPE_CHECKING
 
-from pytest_cudagraph import report
+from pytest_cudagraph import environment, report
 from pytest_cudagraph.cli.output import FINE, REGRESSION, CommandOutput
 from pytest_cudagraph.errors import CudagraphError
 from pytest_cudagraph.settings.parsing import seconds
@@ -145,19 +144,15 @@ def _unfit_host() -> Iterator[str]:
 
 
 def _nvml() -> str:
-    import pynvml
-
+    nvml = environment.start_nvml()
+    if isinstance(nvml, str):
+        return f"not usable ({nvml})"
     try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError as exc:
-        return f"not usable ({exc})"
-    try:
-        return f"driver {pynvml.nvmlSystemGetDriverVersion()}, {plural(pynvml.nvmlDeviceGetCount(), 'GPU')}"
-    except pynvml.NVMLError as exc:
+        return f"driver {nvml.nvmlSystemGetDriverVersion()}, {plural(nvml.nvmlDeviceGetCount(), 'GPU')}"
+    except nvml.NVMLError as exc:
         return f"not usable ({exc})"
     finally:
-        with contextlib.suppress(pynvml.NVMLError):
-            pynvml.nvmlShutdown()
+        environment.stop_nvml(nvml)
 
 
 def _load() -> tuple[float, int]:

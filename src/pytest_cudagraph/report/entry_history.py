@@ -59,7 +59,7 @@ def _moves_grid(entry: EntryHistory) -> Iterator[str]:
 
 def _rows(entry: EntryHistory) -> list[tuple[list[str], str]]:
     """The cells of each move and what changed with it, oldest first."""
-    moves = [(each.after.date, _move_cells(each), _software_change(each)) for each in entry.moves]
+    moves = [(each.after.date, _move_cells(each), _beside(each)) for each in entry.moves]
     kernels = [(each.after.date, _kernel_cells(each), "") for each in entry.kernel_changes]
     return [(cells, note) for _, cells, note in sorted([*kernels, *moves], key=lambda row: row[0])]
 
@@ -82,6 +82,18 @@ def _kernel_cells(change: KernelChange) -> list[str]:
     before, after = change.kernels
     counts = [str(before), str(after), f"{after - before:+d}", "exact"]
     return [change.after.date, change.after.commit or "-", "kernels", *counts]
+
+
+def _beside(move: Move) -> str:
+    """What moved with it. The change is relative to the machine, so that the latencies alone do not give it."""
+    notes = [_software_change(move)]
+    if move.change.reference_ns is not None:
+        before_ns, after_ns = move.change.reference_ns
+        moved = signed_text(after_ns / before_ns)
+        notes.insert(
+            0, f"relative to the machine, which moved by {moved}" if abs(after_ns / before_ns - 1) > 0.005 else ""
+        )
+    return "; ".join(note for note in notes if note)
 
 
 def _software_change(move: Move) -> str:

@@ -114,7 +114,8 @@ class GraphReport:
         for batch in self.batches:
             if batch.batch_size == batch_size:
                 return batch
-        raise KeyError(f"no batch size {batch_size}; there are {[b.batch_size for b in self.batches]}")
+        sizes = [each.batch_size for each in self.batches]
+        raise KeyError(f"no batch size {batch_size}; {f'there are {sizes}' if sizes else 'without --cudagraph none'}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
