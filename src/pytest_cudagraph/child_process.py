@@ -10,8 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import psutil
-
 from pytest_cudagraph.foreign import printable
 
 PARENT = "PYTEST_CUDAGRAPH_PARENT"
@@ -59,6 +57,8 @@ def _end_group(process: subprocess.Popen[bytes]) -> None:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
     elif process.poll() is None:
+        import psutil
+
         for child in psutil.Process(process.pid).children(recursive=True):
             child.kill()
         process.kill()

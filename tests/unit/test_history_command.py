@@ -117,6 +117,17 @@ def test_what_is_not_committed_counts_and_a_note_says_what_is_missing(repository
     assert any("2026-11-07  0000007  replay" in line for line in out)
 
 
+def test_a_change_that_the_latencies_alone_do_not_give_says_that_the_machine_moved(repository, said):
+    entry = steady(*QUIET, 72.0)
+    last = replace(entry.sessions[-1], reference_q25_ns=78.4e3, reference_median_ns=80e3)
+    repository(replace(entry, sessions=(*entry.sessions[:-1], last)))
+    lines = said()[1].splitlines()
+    (row,) = [number for number, line in enumerate(lines) if " replay " in line]
+    assert "72.0 µs" in lines[row]
+    assert "+50 %" in lines[row]
+    assert lines[row + 1].strip() == "relative to the machine, which moved by -20 %"
+
+
 @pytest.mark.parametrize(
     ("commands", "note"),
     [

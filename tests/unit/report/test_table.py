@@ -269,3 +269,10 @@ def test_an_interval_without_an_end_is_left_out():
     row = next(line for line in table([report("test_a.py::test_a", batch(1, timing=endless))]) if "3.28x" in line)
     assert "inf" not in row
     assert "(" not in row
+
+
+def test_a_size_that_was_not_measured_says_what_there_is():
+    with pytest.raises(KeyError, match=r"no batch size 8; there are \[4\]"):
+        report("a", batch(4)).at(8)
+    with pytest.raises(KeyError, match="no batch size 8; without --cudagraph none"):
+        replace(report("a", batch(4)), batches=()).at(8)
