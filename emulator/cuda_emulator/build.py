@@ -86,7 +86,8 @@ def _torch_folder(python: Path) -> Path:
     return torch
 
 
-def _headers(python: Path, scratch: Path) -> Path:
+def headers(python: Path, scratch: Path) -> Path:
+    """Download CUDA's public headers into a folder. Returns the folder to include."""
     download = [python, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", scratch]
     _run([*download, *HEADERS], env=index_only())
     for path in scratch.glob("*.whl"):
@@ -96,7 +97,7 @@ def _headers(python: Path, scratch: Path) -> Path:
 
 
 def _compile(python: Path, torch: Path, scratch: Path, made: Path) -> None:
-    include = _headers(python, scratch)
+    include = headers(python, scratch)
     symbols = stubs.needed_symbols(torch / "lib")
     _runtime(include, scratch, made)
     _require_whole(symbols["libcudart.so.13"], made / "libcudart.so.13")
@@ -129,8 +130,8 @@ def _operators(torch: Path, include: Path, scratch: Path, made: Path) -> None:
     (scratch / "operator_table.h").write_text(operator_table.header(torch.parent), encoding="utf-8")
     whole = scratch / "operators.cpp"
     whole.write_text("".join(f'#include "{path}"\n' for path in sorted(own.glob("*.cpp"))), encoding="utf-8")
-    folders = (f"-I{own}", f"-I{scratch}", f"-I{include}", f"-I{torch / 'include'}")
-    folders += (f"-I{torch / 'include/torch/csrc/api/include'}",)
+    searched = (own, scratch, include, torch / "include", torch / "include/torch/csrc/api/include")
+    folders = [f"-I{folder}" for folder in searched]
     libraries = (f"-L{torch / 'lib'}", f"-L{made}", "-ltorch_cpu", "-ltorch_cuda", "-lc10", "-lc10_cuda")
     last = ("-l:libcudart.so.13", "-Wl,--allow-shlib-undefined")
     target = made / "libcuda_emulator_operators.so"

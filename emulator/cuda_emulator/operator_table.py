@@ -52,8 +52,8 @@ def _rows(text: str) -> Iterator[tuple[str, str, str]]:
         is_checked = _NO_CHECK.search(body) is None
         wrapper = _wrapper(name, bool(_STRUCTURED.search(body)), body) if is_checked else ""
         base = name.partition(".")[0]
-        has_out = delegate and not base.endswith("_") and base not in _REDUCED_IN_OUT
-        out = f"aten::{delegate['name']}" if has_out else ""
+        has_out = not base.endswith("_") and base not in _REDUCED_IN_OUT
+        out = f"aten::{delegate['name']}" if delegate and has_out else ""
         yield name, wrapper, out
 
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
+from collections.abc import Generator
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 
@@ -20,7 +22,7 @@ import cuda_emulator
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 MARKERS = ("needs_speed", "needs_triton")
-_ELSEWHERE = pytest.StashKey[Counter]()
+_ELSEWHERE = pytest.StashKey["Counter[str]"]()
 """Launches of other processes: those that tests started, and the workers of pytest-xdist."""
 _ALL = ""
 """The key of all launches. The other keys are names of what computed nothing."""
@@ -38,7 +40,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_call(item: pytest.Item):
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
     before = Counter(cuda_emulator.unknown_launches())
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setenv(cuda_emulator.COUNTS_FOLDER, folder)
@@ -54,9 +56,9 @@ def pytest_runtest_call(item: pytest.Item):
     return result
 
 
-def _counts_of_processes(folder: Path, total: Counter) -> Counter:
+def _counts_of_processes(folder: Path, total: Counter[str]) -> Counter[str]:
     """The unknown launches of the processes that have ended. Adds all their launches to ``total``."""
-    unknown: Counter = Counter()
+    unknown: Counter[str] = Counter()
     for path in folder.glob("*.json"):
         counts = json.loads(path.read_text(encoding="utf-8"))
         unknown.update(counts["unknown"])
@@ -65,7 +67,7 @@ def _counts_of_processes(folder: Path, total: Counter) -> Counter:
     return unknown
 
 
-def _launches(config: pytest.Config) -> Counter:
+def _launches(config: pytest.Config) -> Counter[str]:
     """All launches, and those that computed nothing by name."""
     here = {_ALL: cuda_emulator.launches(), **cuda_emulator.unknown_launches()}
     return config.stash[_ELSEWHERE] + Counter(here)
@@ -77,12 +79,12 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_testnodedown(node) -> None:
+def pytest_testnodedown(node: Any) -> None:
     if hasattr(node, "workeroutput"):  # a worker that crashed has none
         node.config.stash[_ELSEWHERE].update(node.workeroutput["cuda_emulator"])
 
 
-def pytest_terminal_summary(terminalreporter) -> None:
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     counts = _launches(terminalreporter.config)
     launches = counts.pop(_ALL, 0)
     # A test that fails or is skipped after such a launch does not fail for it. So they are named here.
