@@ -1,4 +1,4 @@
-"""A command in a process of its own, with its output in a file. It ends with the process that started it."""
+"""Processes that this one starts: a command with its output in a file, which ends with this process, and forks."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ import os
 import signal
 import subprocess
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TypeVar
 
 from pytest_cudagraph.foreign import printable
+
+T = TypeVar("T")
 
 PARENT = "PYTEST_CUDAGRAPH_PARENT"
 """The variable that names a descriptor to the process. Its end of file says that the parent has ended."""
@@ -92,6 +96,19 @@ def _wait_for_end(descriptor: int) -> None:
     if os.getpid() == os.getpgid(0):
         os.killpg(0, signal.SIGKILL)
     os._exit(1)
+
+
+def begin_in_forked_child(owner: T, begin: Callable[[T], None]) -> None:
+    """Call ``begin(owner)`` in each forked child, as long as ``owner`` exists. Does nothing on systems without fork."""
+    if hasattr(os, "register_at_fork"):
+        reference = weakref.ref(owner)
+
+        def after_in_child() -> None:
+            still = reference()
+            if still is not None:
+                begin(still)
+
+        os.register_at_fork(after_in_child=after_in_child)
 
 
 def last_lines(log: Path) -> list[str]:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from pytest_cudagraph.child_process import begin_in_forked_child
 from pytest_cudagraph.errors import InputError
 from pytest_cudagraph.model_watch import is_same, reference_to
 from pytest_cudagraph.protocols import Model
@@ -104,6 +105,11 @@ class _Entry:
     served: ServedModel
 
 
+def _renew_locks(compiler: IntegratedAOTCompiler) -> None:
+    """In a forked child: another thread of the parent may have held them, and does not exist here."""
+    compiler._lock, compiler._building = threading.Lock(), threading.RLock()
+
+
 class IntegratedAOTCompiler:
     """Compiles and captures models for a pipeline, which uses them like its own::
 
@@ -140,6 +146,7 @@ class IntegratedAOTCompiler:
         self._entries: tuple[_Entry, ...] = ()  # replaced, never changed: a call reads it without the lock
         self._lock = threading.Lock()  # held briefly: no call waits for a compile
         self._building = threading.RLock()
+        begin_in_forked_child(self, _renew_locks)
         self._others = EventLog("other models")
         self._is_open = True
 

@@ -14,6 +14,7 @@ import torch
 from pytest_cudagraph import inputs, pytree
 from pytest_cudagraph.backends import open_backend
 from pytest_cudagraph.backends.capture_mode import autocast_dtype, is_capturing
+from pytest_cudagraph.child_process import begin_in_forked_child
 from pytest_cudagraph.device import choose, describe
 from pytest_cudagraph.errors import CudagraphError, InputError
 from pytest_cudagraph.foreign import value_text
@@ -87,6 +88,7 @@ class GraphRunner:
         self._device_type = torch.device(self._backend.device).type
         self._autocast = autocast_dtype(self._device_type)
         self._tally, self._lock, self._launched = Tally(), threading.RLock(), None
+        begin_in_forked_child(self, renew_lock)
         self._graphs = GraphSet(
             model, self._backend, max_graphs=max_graphs, strict=strict, watch=watch, tally=self._tally
         )
@@ -257,12 +259,9 @@ class GraphRunner:
         return output.clone() if type(output) is torch.Tensor else pytree.map_tensors(torch.clone, output)
 
 
-class ReplayOnlyRunner(GraphRunner):
-    """Returns the :class:`NoGraphReason` of a call that no graph serves, and does not run the model."""
-
-    def _eager(self, reason: NoGraphReason, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        self._tally.eager[reason] += 1
-        return reason
+def renew_lock(owner: Any) -> None:
+    """In a forked child: another thread of the parent may have held the lock, and does not exist here."""
+    owner._lock = threading.RLock()
 
 
 def open_backend_for(device: str, example: Example) -> Backend:

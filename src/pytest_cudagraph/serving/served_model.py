@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from pytest_cudagraph.backends.capture_mode import is_capturing
+from pytest_cudagraph.child_process import begin_in_forked_child
 from pytest_cudagraph.compile import Compiled
 from pytest_cudagraph.errors import CudagraphError
 from pytest_cudagraph.model_watch import weak_alias
@@ -26,7 +27,7 @@ from pytest_cudagraph.serving.drop_in_statistics import (
     ModelStatistics,
     cause_of,
 )
-from pytest_cudagraph.serving.graph_runner import ReplayOnlyRunner, open_backend_for
+from pytest_cudagraph.serving.graph_runner import GraphRunner, open_backend_for, renew_lock
 from pytest_cudagraph.serving.request import CompilerOptions, Request
 from pytest_cudagraph.serving.statistics import NoGraphReason, RunnerStatistics
 
@@ -37,6 +38,14 @@ _CHANGED = (
 
 _AS_GIVEN = 0
 """The place of the user's own example among the examples by batch size: it may have any size."""
+
+
+class ReplayOnlyRunner(GraphRunner):
+    """Returns the :class:`NoGraphReason` of a call that no graph serves, and does not run the model."""
+
+    def _eager(self, reason: NoGraphReason, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self._tally.eager[reason] += 1
+        return reason
 
 
 class ServedModel:
@@ -50,6 +59,7 @@ class ServedModel:
         self._options = options
         self._contents: Model | None = weak_alias(model)
         self._lock = threading.RLock()
+        begin_in_forked_child(self, renew_lock)
         self._events = EventLog(request.name)
         self._backend: Backend | None = None
         self._code: CompiledCode | None = None

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 
 import pytest
 import torch
 from torch import nn
 
-from pytest_cudagraph import CudagraphError, GraphRunner
+from pytest_cudagraph import CudagraphError, GraphRunner, create_integrated_compiler
 
 THREADS = 4
 CALLS = 50
@@ -84,3 +86,44 @@ def test_a_call_gets_its_answer_or_hears_that_the_runner_is_closed():
 
     in_threads(work)
     assert heard == ["this GraphRunner is closed and has released its graphs; make another one"] * (THREADS - 1)
+
+
+def answers_in_a_child(call):
+    """Whether a forked child ends with ``call`` before ten seconds have passed."""
+    child = os.fork()
+    if not child:
+        try:
+            signal.alarm(10)
+            call()
+        finally:
+            os._exit(0)
+    return os.waitpid(child, 0)[1] == 0
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+@pytest.mark.parametrize("serve", ["runner", "drop-in"])
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_child_that_is_forked_while_another_thread_is_in_a_call_answers(serve):
+    inside, go_on, blocks = threading.Event(), threading.Event(), [False]
+
+    def model(x):
+        if blocks[0] and threading.current_thread() is not threading.main_thread():
+            inside.set()
+            go_on.wait()
+        return x * 2
+
+    x = torch.ones(3, 1)  # beyond the captured size, so that a call runs the model
+    if serve == "runner":
+        run = GraphRunner(model, torch.zeros(1, 1), device="cpu", batch_sizes=(1,))
+    else:
+        compiler = create_integrated_compiler(batch_sizes=(1,), device="cpu")
+        run = compiler.compile_model_aot(model, (torch.zeros(1, 1),), {"model_name": "doubles"}, "none")
+    blocks[0] = True
+    other = threading.Thread(target=run, args=(x,))
+    other.start()
+    try:
+        assert inside.wait(10)
+        assert answers_in_a_child(lambda: run(x))
+    finally:
+        go_on.set()
+        other.join()

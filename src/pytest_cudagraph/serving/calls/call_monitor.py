@@ -6,10 +6,8 @@ So memory is bounded by the number of names, not by the number of calls.
 
 from __future__ import annotations
 
-import os
 import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +15,7 @@ from typing import Any, Literal
 
 import torch
 
+from pytest_cudagraph.child_process import begin_in_forked_child
 from pytest_cudagraph.errors import ExpectationMissed, InputError
 from pytest_cudagraph.foreign import value_text
 from pytest_cudagraph.protocols import Clock
@@ -68,9 +67,7 @@ class CallMonitor:
         self._sampler: ResourceSampler | None = None
         self._merged: list[ResourceSpread] = []
         self._lock = threading.Lock()
-        if hasattr(os, "register_at_fork"):
-            reference = weakref.ref(self)
-            os.register_at_fork(after_in_child=lambda: _begin_child(reference()))
+        begin_in_forked_child(self, _begin_child)
 
     def watch(
         self,
@@ -256,11 +253,10 @@ class CallMonitor:
             self._sampler.clear()
 
 
-def _begin_child(monitor: CallMonitor | None) -> None:
+def _begin_child(monitor: CallMonitor) -> None:
     """In a forked child: the calls are the parent's, and another thread may have held the lock."""
-    if monitor is not None:
-        monitor._lock, monitor._sampler = threading.Lock(), None
-        monitor._forget()
+    monitor._lock, monitor._sampler = threading.Lock(), None
+    monitor._forget()
 
 
 class _Off(TimedCall):

@@ -26,7 +26,7 @@ print([name for name in made if name.startswith("pytest_cudagraph")])
 
 def test_importing_the_runner_makes_no_monitor_and_registers_nothing_at_fork():
     done = subprocess.run([sys.executable, "-c", UNUSED], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == ["[] False", "['pytest_cudagraph.serving.calls.call_monitor']"]
+    assert done.stdout.splitlines() == ["[] False", "['pytest_cudagraph.child_process']"]
 
 
 def test_the_names_of_another_monitor_record_the_same(tmp_path):
