@@ -117,3 +117,25 @@ def test_compiled_code_that_has_run_its_graphs_before_is_refused_too(backend, ca
             compiled(x)
     with pytest.raises(CaptureRefusal, match="runs CUDA graphs of its own"):
         capture(compiled, x)
+
+
+def test_a_live_graph_of_the_program_is_told_that_a_capture_frees_its_workspaces(backend):
+    x = torch.ones(8, device=backend.device)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        x + 1
+    with backend.pool() as pool, pytest.warns(UserWarning, match="1 CUDA graph of your program: .* capture them again"):
+        pool.capture(lambda x: x * 2, (x,), {}, batch_size=8)
+    del graph
+
+
+def test_graphs_of_this_package_and_released_ones_need_no_warning(backend, recwarn):
+    x = torch.ones(8, device=backend.device)
+    released = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(released):
+        x + 1
+    released.reset()
+    with backend.pool() as pool, backend.pool() as another:
+        pool.capture(lambda x: x * 2, (x,), {}, batch_size=8)
+        another.capture(lambda x: x * 3, (x,), {}, batch_size=8)
+    assert [str(each.message) for each in recwarn if "of your program" in str(each.message)] == []

@@ -139,7 +139,9 @@ class _LaterCalls:
         found = {}
         for name, place in self.seen[-1].items():
             values = [places[name].value for places in self.seen if name in places]
-            if len(values) == 3 and place.write is not None and isinstance(place.value, numbers.Number):
+            is_settable = len(values) == 3 and place.write is not None and isinstance(place.value, numbers.Number)
+            # Numbers of sympy and others have rules of their own.
+            if is_settable and type(place.value).__module__ in ("builtins", "numpy"):
                 later = _extrapolated(*values)
                 if later is not None:
                     found[name] = later

@@ -298,8 +298,14 @@ def test_a_share_in_a_pool_that_others_use_is_not_given_back_when_the_allocation
 
 
 def test_a_graph_whose_capture_never_ended_lives_on(cuda, pool):
-    made, new_graph = [], cuda.CUDAGraph
-    cuda.CUDAGraph = lambda: (made.append(weakref.ref(graph := new_graph())), graph)[1]
+    made = []
+
+    class Graph(cuda.CUDAGraph):
+        def __init__(self):
+            super().__init__()
+            made.append(weakref.ref(self))
+
+    cuda.CUDAGraph = Graph
     with pytest.raises(CaptureRefusal):
         capture(pool, reads_a_scalar)
     collect()

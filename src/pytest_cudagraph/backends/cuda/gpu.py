@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakSet
 
 import torch
+
+from pytest_cudagraph.units import plural
 
 
 def capture_error_mode() -> str:
@@ -84,6 +88,12 @@ class Gpu:
             with self.on_capture_stream(), begin, self.cuda.stream(self.stream), torch.inference_mode():
                 yield
 
+    def new_graph(self, **options: bool) -> Any:
+        """A graph that holds nothing yet."""
+        graph = self.cuda.CUDAGraph(**options)
+        _MADE.add(graph)
+        return graph
+
     def check_stayed(self) -> None:
         """Raise torch's error if the call ends on another stream: no graph holds the work launched there."""
         if self.current_stream() != self.stream:
@@ -103,6 +113,32 @@ class Gpu:
         """Wait for all work of this GPU. Raises the error of earlier work."""
         with self.capture_lock:
             self.cuda.synchronize(self.index)
+
+
+_MADE: WeakSet[Any] = WeakSet()
+"""The graphs of this package."""
+
+
+def warn_of_other_graphs(cuda: Any) -> None:
+    """Warn of live graphs that somebody else captured: a capture frees the cuBLAS workspaces of the whole process."""
+    # By its type: to ask an object for its class may run code of it.
+    graphs = [each for each in gc.get_objects() if issubclass(type(each), cuda.CUDAGraph)]
+    others = sum(graph not in _MADE and _is_captured(graph) for graph in graphs)
+    if others:
+        warnings.warn(
+            f"{plural(others, 'CUDA graph')} of your program: captures of pytest-cudagraph free the cuBLAS workspaces "
+            "of the process, which these graphs may use by address. Do not replay them afterwards: capture them again, "
+            "or release them (del) before",
+            stacklevel=2,
+        )
+
+
+def _is_captured(graph: Any) -> bool:
+    try:
+        graph.pool()
+    except RuntimeError:
+        return False
+    return True
 
 
 @contextmanager

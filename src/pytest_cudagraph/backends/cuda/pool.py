@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from pytest_cudagraph.backends.buffers import StaticInputs, argument_names, check_output, describe
 from pytest_cudagraph.backends.capture_mode import capturing, uncached_autocast
-from pytest_cudagraph.backends.cuda.gpu import Gpu
+from pytest_cudagraph.backends.cuda.gpu import Gpu, warn_of_other_graphs
 from pytest_cudagraph.backends.cuda.graph import CudaCapturedGraph
 from pytest_cudagraph.backends.cuda.nodes import NodeSource, count_nodes
 from pytest_cudagraph.backends.cuda.recording import EmptyGraph, no_graphs_inside, record
@@ -94,6 +94,8 @@ class CudaGraphPool:
     def _record(
         self, model: Model, inputs: StaticInputs, batch_size: int, generators: tuple[torch.Generator, ...]
     ) -> CudaCapturedGraph:
+        if not self._graphs:
+            warn_of_other_graphs(self._gpu.cuda)
         empty = self._empty_graph(generators)
         self._gpu.cuda.empty_cache()  # so that memory freed by the warm-up does not count as the graph's
         held_before = self._held_bytes(empty.handle)
@@ -127,7 +129,7 @@ class CudaGraphPool:
             self._handle = cuda.graph_pool_handle()
         # Torch shows only the nodes of a kept graph, since 2.8.
         keeps = self._node_source is not None and hasattr(cuda.CUDAGraph, "raw_cuda_graph")
-        graph = cuda.CUDAGraph(keep_graph=True) if keeps else cuda.CUDAGraph()
+        graph = self._gpu.new_graph(keep_graph=True) if keeps else self._gpu.new_graph()
         return EmptyGraph(graph=graph, handle=self._handle, is_shared=is_shared, keeps=keeps, generators=generators)
 
     def _held_bytes(self, handle: Any) -> int | None:

@@ -143,7 +143,7 @@ def _reset_returns_share(gpu: Gpu) -> bool:
 
 
 def _refuse_into(gpu: Gpu, handle: Any) -> None:
-    graph = gpu.cuda.CUDAGraph()
+    graph = gpu.new_graph()
     with suppress(RuntimeError), gpu.stream_capture(graph, pool=handle):
         torch.zeros(1, device=gpu.device).item()
     _NEVER_ENDED.append(graph)
@@ -176,7 +176,7 @@ def _absent(*_: Any) -> None:
 def _test_capture(gpu: Gpu, generators: Sequence[torch.Generator]) -> None:
     """Capture an addition, then draw a random number. A clean capture also ends the generators' capture mode."""
     gpu.synchronize()
-    graph = gpu.cuda.CUDAGraph()
+    graph = gpu.new_graph()
     with gpu.running():
         number = torch.zeros(1, device=gpu.device)
         number.add_(1)  # loads the kernel before the capture
