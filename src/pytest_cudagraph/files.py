@@ -11,6 +11,7 @@ import os
 import secrets
 import stat
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -48,16 +49,13 @@ def _open_at_once(path: str, flags: int) -> int:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file whole or not at all, also when an interrupt comes. Raises :class:`OSError`.
+    """Write a regular file whole or not at all, also when an interrupt comes. Raises :class:`OSError`.
 
-    The permissions of an existing file stay, and a symbolic link stays a link to the file that is written. A pipe or a
-    device is written to and never replaced. A pipe without a reader is an error.
+    The permissions of an existing file stay, and a symbolic link stays a link to the file that is written. A pipe, a
+    device and the output of this process are refused.
     """
-    data = text.encode("utf-8", errors=_ENCODING_ERRORS)
-    if _is_stream(path):
-        _send(path, data)
-    else:
-        _replace(Path(os.path.realpath(path)), data)
+    _check_regular(path)
+    _replace(Path(os.path.realpath(path)), text.encode("utf-8", errors=_ENCODING_ERRORS))
 
 
 def short_name(name: str, most: int = 80) -> str:
@@ -79,38 +77,22 @@ def _prefix(path: Path) -> str:
     return f".{short_name(path.name)}."
 
 
-def _is_stream(path: Path) -> bool:
-    """Whether there is a pipe or a device, or the file to which this process writes its output (``/dev/stdout``)."""
+def _check_regular(path: Path) -> None:
     try:
-        found = path.stat()
+        status = path.stat()
     except FileNotFoundError:
-        return False
-    if stat.S_ISDIR(found.st_mode):
+        return
+    if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    return not stat.S_ISREG(found.st_mode) or _own_output(found) is not None
+    # What /dev/stdout names may be a file, and to replace it would lose all that is printed.
+    if not stat.S_ISREG(status.st_mode) or any(os.path.samestat(status, stream) for stream in _output_streams()):
+        raise OSError(errno.EINVAL, "no pipe, no device and no output of this process is written", str(path))
 
 
-def _own_output(found: os.stat_result) -> int | None:
+def _output_streams() -> Iterator[os.stat_result]:
     for stream in (sys.__stdout__, sys.__stderr__):
         with contextlib.suppress(AttributeError, OSError, ValueError):
-            descriptor = stream.fileno()  # type: ignore[union-attr]
-            if os.path.samestat(os.fstat(descriptor), found):
-                return descriptor
-    return None
-
-
-def _send(path: Path, data: bytes) -> None:
-    own = _own_output(path.stat())
-    if own is None:
-        with open(path, "wb", opener=lambda name, _: _open_at_once(name, os.O_WRONLY)) as file:
-            os.set_blocking(file.fileno(), True)
-            file.write(data)
-        return
-    # What was printed before comes first. Another descriptor of the same file would have another position.
-    sys.stdout.flush()
-    sys.stderr.flush()
-    with open(own, "wb", closefd=False) as file:
-        file.write(data)
+            yield os.fstat(stream.fileno())  # type: ignore[union-attr]
 
 
 def _replace(path: Path, data: bytes) -> None:
