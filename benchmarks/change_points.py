@@ -1,6 +1,6 @@
 """How often ``pytest-cudagraph history`` marks unchanged sessions, and how often it finds a step, simulated.
 
-500 histories of 40 sessions for each spread between sessions. Docs/baselines.md says what spreads were seen.
+500 histories of 40 sessions for each spread between sessions. Docs/statistics.md says what spreads were seen.
 """
 
 from __future__ import annotations

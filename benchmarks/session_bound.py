@@ -1,4 +1,4 @@
-"""What the baseline's gate says of replays whose sessions differ by a known amount: the table of docs/baselines.md.
+"""What the baseline's gate says of replays whose sessions differ by a known amount: the table of docs/statistics.md.
 
 python benchmarks/session_bound.py
 """
@@ -65,7 +65,7 @@ def restless(rng: random.Random, factor: float) -> Session:
     """One run of a replay slower by ``factor`` on a machine that others share, as :func:`session_of` keeps it.
 
     Some part of the run, another in each, both cores are wanted: all takes up to 1.9 times as long, and a replay
-    follows three quarters of what the reference moves by (docs/baselines.md). One call in twenty is interrupted.
+    follows three quarters of what the reference moves by (docs/statistics.md). One call in twenty is interrupted.
     """
     share = rng.random()
     replay_ns: list[float] = []

@@ -1,7 +1,7 @@
 """How far a replay is from what earlier sessions saved of it, and how far an unchanged one could be.
 
 Latencies of unchanged code differ more between sessions than within one, and more calls do not help. So a baseline
-keeps the last sessions, and a new session is compared with their prediction bound (docs/baselines.md).
+keeps the last sessions, and a new session is compared with their prediction bound (docs/statistics.md).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _UNFOLLOWED = 0.3
 """The margin grows by this share of the reference's change, because a replay need not follow all of it.
 
 Measured beside heavy neighbours: replays of three models followed 0.67 to 0.83 of the reference's change. Without it
-0.8 % of unchanged replays failed on a busy machine, with it 0.5 % (docs/baselines.md).
+0.8 % of unchanged replays failed on a busy machine, with it 0.5 % (docs/statistics.md).
 """
 
 _REST_LOG = 0.1
@@ -65,7 +65,7 @@ _UNREST_SHARE = 0.4
 """The margin grows by this share of the unrest of both sides, taken as independent errors.
 
 A median of many calls lies nearer than their quartiles. Without it 5.6 % of unchanged replays failed on a busy
-machine, with it 1.0 % (docs/baselines.md).
+machine, with it 1.0 % (docs/statistics.md).
 """
 
 _ALIKE_LOG = 0.005

@@ -46,6 +46,11 @@ _MIN_TEST = 20
 """With less width for a test's name, the intervals are left out."""
 
 
+_MOST_ROWS = 40
+"""A longer table has only the rows that failed, are inconclusive or have a note."""
+
+_FINE = ("passed", "not judged", "no baseline yet")
+
 _SLOWER_RATIO = 0.95
 """Below it a replay is called slower than the compiled code. The figure has no interval, and noise is no finding."""
 
@@ -75,9 +80,19 @@ def table(reports: Iterable[GraphReport], added: Sequence[ReportColumn] = ()) ->
         rows = [row for report in own for row in rows_of(report, added)]
         short = without_common_folder(rows)
         shown = {row.test: other.test for row, other in zip(rows, short, strict=True)}
-        lines += [device, *render(short, added)]
+        lines += [device, *_rendered(short, added)]
         lines += [line for each in scenario_tables(own) if each.in_terminal for line in text_of(each, shown)]
     return lines
+
+
+def _rendered(rows: Sequence[Row], added: Sequence[ReportColumn]) -> list[str]:
+    """All rows, or of many only those that somebody has to look at."""
+    if len(rows) <= _MOST_ROWS:
+        return render(rows, added)
+    shown = [row for row in rows if row.note or row.word not in _FINE]
+    hidden = len(rows) - len(shown)
+    rest = f"{plural(hidden, 'row')} without a failure not shown; --cudagraph-html=PATH writes a page with all"
+    return [*(render(shown, added) if shown else ()), *([rest] if hidden else ())]
 
 
 def by_device(reports: Iterable[GraphReport]) -> dict[str, list[GraphReport]]:

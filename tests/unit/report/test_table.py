@@ -276,3 +276,13 @@ def test_a_size_that_was_not_measured_says_what_there_is():
         report("a", batch(4)).at(8)
     with pytest.raises(KeyError, match="no batch size 8; without --cudagraph none"):
         replace(report("a", batch(4)), batches=()).at(8)
+
+
+def test_a_long_table_shows_what_did_not_pass_and_says_how_many_rows_there_are():
+    failed = judgement(Verdict.FAILED, reason="replay is 1.07x eager; this test asks for 1.15x")
+    reports = [report(f"tests/test_a.py::test_{number}", batch(8, judgement())) for number in range(40)]
+    assert len(table(reports)) == 42
+    lines = table([*reports, report("tests/test_a.py::test_slow", batch(8, failed))])
+    assert [line.split()[0] for line in lines[1:]] == ["test", "test_a.py::test_slow", "40"]
+    assert lines[-1] == "40 rows without a failure not shown; --cudagraph-html=PATH writes a page with all"
+    assert len(table([*reports, *reports])) == 2
