@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import textwrap
 from collections import Counter
 from collections.abc import Sequence
 
 from pytest_cudagraph import baseline, gate, record, report
 from pytest_cudagraph.cli.baselines import figure_text, kernels_text
 from pytest_cudagraph.cli.output import FINE, INCONCLUSIVE, REGRESSION, CommandOutput, entries_of
-from pytest_cudagraph.report import Column
-from pytest_cudagraph.report.columns import MAX_WIDTH
 from pytest_cudagraph.settings.parsing import fraction
 from pytest_cudagraph.units import latency_text, percent_text, signed_text
-from pytest_cudagraph.values import Latency
+from pytest_cudagraph.values import Column, Latency, Table
 
-_COMPARED = ("batch", "old", "new", "change", "eager change", "kernels")
+_COLUMNS = ("test", "batch", "old", "new", "change", "eager change", "kernels", "verdict")
 
 
 def add_command(parser: argparse.ArgumentParser) -> None:
@@ -54,22 +51,28 @@ def _compare(arguments: argparse.Namespace) -> CommandOutput:
     changes, shown = record.compare(old, new, max_slowdown=arguments.max_slowdown), " -> ".join(map(str, paths))
     if not changes:
         return CommandOutput(lines=[shown, "nothing to compare"], exit_code=INCONCLUSIVE if arguments.strict else FINE)
-    columns = [Column(title="test", right=False), *(Column(title=title) for title in _COMPARED)]
-    title, *rows = report.grid([*columns, Column(title="verdict", right=False)], [_compared(each) for each in changes])
-    lines = [shown, title]
-    for change, row in zip(changes, rows, strict=True):
-        lines += [row, *_kernel_lines(change), *_figure_lines(change), *_why_uncertain(change, arguments.max_slowdown)]
+    table = Table(
+        title=shown,
+        columns=tuple(Column(title=title, right=title not in ("test", "verdict")) for title in _COLUMNS),
+        rows=tuple(_compared(each) for each in changes),
+        remarks=tuple(_remarks(each, arguments.max_slowdown) for each in changes),
+    )
+    lines = report.text_of(table)
     counted = Counter(_verdict(change) for change in changes)
     words = [f"{count} {word}" for word, count in sorted(counted.items())]
-    others = sum(bool(change.added_kernels or _kernel_lines(change)) for change in changes)
+    others = sum(bool(change.added_kernels or _kernel_changes(change)) for change in changes)
     lines.append(", ".join([*words, f"{others} with other kernels"] if others else words))
     return CommandOutput(lines=lines, exit_code=_exit_code(changes, arguments.fail_on, strict=arguments.strict))
 
 
-def _compared(change: record.EntryChange) -> list[str]:
+def _remarks(change: record.EntryChange, max_slowdown: float) -> tuple[str, ...]:
+    return tuple(filter(None, (_kernel_changes(change), _figures(change), _why_uncertain(change, max_slowdown))))
+
+
+def _compared(change: record.EntryChange) -> tuple[str, ...]:
     old, new = change.old, change.new
     sides = (old, new) if old and new and change.comparison != "not-comparable" else None
-    return [
+    return (
         change.name,
         str(change.batch_size),
         latency_text(old.replay.median_ns) if old else "-",
@@ -78,7 +81,7 @@ def _compared(change: record.EntryChange) -> list[str]:
         _moved(*(side.eager for side in sides)) if sides else "-",
         _kernels(change),
         _verdict(change),
-    ]
+    )
 
 
 def _moved(old: Latency, new: Latency) -> str:
@@ -96,38 +99,35 @@ def _kernels(change: record.EntryChange) -> str:
     return kernels_text(present.kernels if present else None)
 
 
-def _kernel_lines(change: record.EntryChange) -> list[str]:
-    """``+16 `aten.mul`, -1 `aten.silu```: the changed kernel counts; no line without a change."""
+def _kernel_changes(change: record.EntryChange) -> str:
+    """``+16 `aten.mul`, -1 `aten.silu```: the changed kernel counts. Empty without a change."""
     if change.old is None or change.new is None or not (change.old.kernel_names and change.new.kernel_names):
-        # A document counts kernels and does not name them.
-        return []
+        # A backend may not name its kernels.
+        return ""
     before, after = Counter(change.old.kernel_names), Counter(change.new.kernel_names)
     moved = [(name, after[name] - before[name]) for name in sorted({*before, *after})]
     words = [f"{count:+d} `{name}`" for name, count in moved if count]
-    return [f"  {', '.join(words)}"] if words else []
+    return ", ".join(words)
 
 
-def _figure_lines(change: record.EntryChange) -> list[str]:
+def _figures(change: record.EntryChange) -> str:
     """``TTFT 1.2 -> 1.8 ms (+50 %)``: each figure of generations that both have."""
     if change.old is None or change.new is None or change.comparison == "not-comparable":
-        return []
+        return ""
     found = baseline.figure_changes(change.old, change.new.sessions[-1])
     words = [
         f"{figure_text(name, each.before_ns)} -> {figure_text(name, each.after_ns).split(' ', 1)[1]}"
         for name, each in found.items()
     ]
-    return [f"  {', '.join(words)}"] if words else []
+    return ", ".join(words)
 
 
-def _why_uncertain(change: record.EntryChange, max_slowdown: float) -> list[str]:
+def _why_uncertain(change: record.EntryChange, max_slowdown: float) -> str:
     """The reason in the words of the gate, which has the same bound."""
     if change.comparison != "uncertain" or change.old is None or change.new is None:
-        return []
+        return ""
     found = baseline.change(change.old, change.new.sessions[-1])
-    allowed = f"{percent_text(max_slowdown)} is allowed"
-    return textwrap.wrap(
-        f"{gate.interval_basis_text(found)}; {allowed}", MAX_WIDTH, initial_indent="  ", subsequent_indent="    "
-    )
+    return f"{gate.interval_basis_text(found)}; {percent_text(max_slowdown)} is allowed"
 
 
 def _exit_code(changes: Sequence[record.EntryChange], fail_on: str, *, strict: bool) -> int:

@@ -3,37 +3,35 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pytest_cudagraph.baseline.change_points import EntryHistory, KernelChange, Move
-from pytest_cudagraph.report.columns import MAX_WIDTH, Column, grid, wrapped
+from pytest_cudagraph.report.columns import text_of
 from pytest_cudagraph.report.plots import trend_plot
 from pytest_cudagraph.report.rendering import drawn, rendered
 from pytest_cudagraph.units import latency_text, plural, signed_text
-from pytest_cudagraph.values import Table
+from pytest_cudagraph.values import Column, Table
 
-_MOVES = [
-    Column(title=title, right=title not in ("date", "commit", "side"))
-    for title in ("date", "commit", "side", "before", "after", "change", "90 % interval")
-]
+_NUMBERS = ("batch", "before", "after", "change", "90 % interval", "replay", "reference")
 
-_SESSIONS = [
-    Column(title=title, right=title in ("replay", "reference"))
-    for title in ("date", "commit", "replay", "reference", "software")
-]
+
+def _columns(*titles: str) -> tuple[Column, ...]:
+    return tuple(Column(title=title, right=title in _NUMBERS) for title in titles)
+
+
+_MOVES = _columns("date", "commit", "side", "before", "after", "change", "90 % interval")
 
 
 def history_lines(entries: Sequence[EntryHistory], *, sessions: bool) -> list[str]:
     """The moves of each entry. With ``sessions`` also its sessions, and entries that did not move."""
     lines: list[str] = []
-    shown = [entry for entry in entries if sessions or _rows(entry)]
-    for entry in shown:
-        lines.append(f"{_title(entry)}: {_extent(entry)}")
-        lines += [f"  {line}" for line in _moves_grid(entry)]
-        lines += [f"  {line}" for line in grid(_SESSIONS, _session_rows(entry))] if sessions else []
-    moved = sum(bool(_rows(entry)) for entry in entries)
-    return [*lines, f"{moved} of {len(entries)} entries moved"]
+    moves = {index: _moves(entry) for index, entry in enumerate(entries)}
+    for index, entry in enumerate(entries):
+        tables = [each for each in (moves[index], *([_sessions(entry)] if sessions else [])) if each.rows]
+        lines += [f"{_title(entry)}: {_extent(entry)}"] if tables else []
+        lines += [f"  {line}" for table in tables for line in text_of(table)[1:]]
+    return [*lines, f"{sum(bool(each.rows) for each in moves.values())} of {len(entries)} entries moved"]
 
 
 def _title(entry: EntryHistory) -> str:
@@ -45,23 +43,17 @@ def _extent(entry: EntryHistory) -> str:
     return f"{plural(len(entry.sessions), 'session')}, {first if first == last else f'{first} to {last}'}"
 
 
-def _moves_grid(entry: EntryHistory) -> Iterator[str]:
-    """The table of the moves, with changed software below its row."""
-    rows = _rows(entry)
-    if not rows:
-        return
-    title, *lines = grid(_MOVES, [cells for cells, _ in rows])
-    yield title
-    for line, (_, note) in zip(lines, rows, strict=True):
-        yield line
-        yield from wrapped(note, MAX_WIDTH - 2, indent="  ") if note else ()
-
-
-def _rows(entry: EntryHistory) -> list[tuple[list[str], str]]:
-    """The cells of each move and what changed with it, oldest first."""
-    moves = [(each.after.date, _move_cells(each), _beside(each)) for each in entry.moves]
-    kernels = [(each.after.date, _kernel_cells(each), "") for each in entry.kernel_changes]
-    return [(cells, note) for _, cells, note in sorted([*kernels, *moves], key=lambda row: row[0])]
+def _moves(entry: EntryHistory) -> Table:
+    """Each move, oldest first, with changed software below its row."""
+    moves = [(_move_cells(each), _beside(each)) for each in entry.moves]
+    kernels = [(_kernel_cells(each), "") for each in entry.kernel_changes]
+    rows = sorted([*kernels, *moves], key=lambda row: row[0][0])
+    return Table(
+        title="moves",
+        columns=_MOVES,
+        rows=tuple(tuple(cells) for cells, _ in rows),
+        remarks=tuple((note,) if note else () for _, note in rows),
+    )
 
 
 def _move_cells(move: Move) -> list[str]:
@@ -103,38 +95,42 @@ def _software_change(move: Move) -> str:
     return f"{', '.join(old)} -> {', '.join(new)}" if old or new else ""
 
 
-def _session_rows(entry: EntryHistory) -> list[list[str]]:
-    return [
-        [
+def _sessions(entry: EntryHistory) -> Table:
+    rows = [
+        (
             each.date,
             each.commit or "-",
             latency_text(each.median_ns),
             "-" if each.reference_median_ns is None else latency_text(each.reference_median_ns),
             each.software,
-        ]
+        )
         for each in entry.sessions
     ]
+    columns = _columns("date", "commit", "replay", "reference", "software")
+    return Table(title=f"sessions of {_title(entry)}", columns=columns, rows=tuple(rows))
 
 
 def history_page(files: Mapping[str, Sequence[EntryHistory]], notes: Sequence[str]) -> str:
     """The same as an HTML page, by file. Raises :class:`~pytest_cudagraph.errors.CudagraphError` without jinja2."""
-    moves = [
-        [*([path] if len(files) > 1 else []), entry.name, str(entry.batch_size), *cells, note]
-        for path, entries in files.items()
-        for entry in entries
-        for cells, note in _rows(entry)
-    ]
-    about = [Column(title=title, right=title == "batch") for title in ("file", "test", "batch")]
-    about = about if len(files) > 1 else about[1:]
-    table = Table(
-        title="moves", columns=(*about, *_MOVES, Column(title="software", right=False)), rows=tuple(map(tuple, moves))
-    )
+    moves = _all_moves(files)
     shown = [_shown(path, entry) for path, entries in files.items() for entry in entries]
-    counted = f"{plural(len(moves), 'move')} in {plural(len(shown), 'saved batch')}"
+    counted = f"{plural(len(moves.rows), 'move')} in {plural(len(shown), 'saved batch')}"
     return rendered("history.html", {
-        "title": f"CUDA graphs: history, {counted}", "counted": counted, "notes": notes, "moves": table,
+        "title": f"CUDA graphs: history, {counted}", "counted": counted, "notes": notes, "moves": moves,
         "entries": shown,
     })  # fmt: skip
+
+
+def _all_moves(files: Mapping[str, Sequence[EntryHistory]]) -> Table:
+    """One table for all entries, which can be sorted. The file is named where there are several."""
+    rows, number = list[tuple[str, ...]](), 0 if len(files) > 1 else 1
+    for path, entries in files.items():
+        for entry in entries:
+            table = _moves(entry)
+            about = (path, entry.name, str(entry.batch_size))[number:]
+            rows += [(*about, *cells, "".join(note)) for cells, note in zip(table.rows, table.remarks, strict=True)]
+    columns = _columns("file", "test", "batch")[number:]
+    return Table(title="moves", columns=(*columns, *_MOVES, *_columns("software")), rows=tuple(rows))
 
 
 def _shown(path: str, entry: EntryHistory) -> dict[str, Any]:
@@ -142,9 +138,7 @@ def _shown(path: str, entry: EntryHistory) -> dict[str, Any]:
     return {
         "title": _title(entry),
         "extent": f"{_extent(entry)}, {path}",
-        "moved": bool(_rows(entry)),
+        "moved": bool(_moves(entry).rows),
         "plots": [(side, drawn(trend_plot(parts, side))) for side, parts in sides.items() if parts],
-        "sessions": Table(
-            title=f"sessions of {_title(entry)}", columns=tuple(_SESSIONS), rows=tuple(map(tuple, _session_rows(entry)))
-        ),
+        "sessions": _sessions(entry),
     }
