@@ -14,7 +14,7 @@ from tests.unit.report.test_page import HOSTILE, story, written
 from tests.unit.report.test_page import page as page_text
 
 from pytest_cudagraph.report import Column
-from pytest_cudagraph.report.rendering import rendered
+from pytest_cudagraph.report.page import rendered
 from pytest_cudagraph.values import Table, Verdict
 
 playwright = pytest.importorskip("playwright.sync_api", reason="the browser tests need playwright")

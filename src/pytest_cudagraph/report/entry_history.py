@@ -8,8 +8,8 @@ from typing import Any
 
 from pytest_cudagraph.baseline.change_points import EntryHistory, KernelChange, Move
 from pytest_cudagraph.report.columns import text_of
-from pytest_cudagraph.report.plots import trend_plot
-from pytest_cudagraph.report.rendering import drawn, rendered
+from pytest_cudagraph.report.page import rendered
+from pytest_cudagraph.report.plots import drawn, trend_plot
 from pytest_cudagraph.units import latency_text, plural, signed_text
 from pytest_cudagraph.values import Column, Table
 

@@ -1,17 +1,28 @@
-"""The HTML page of a run, from its JSON document alone. ``pytest-cudagraph report --html`` makes the same one later."""
+"""The HTML page of a run, from its JSON document alone. ``pytest-cudagraph report --html`` makes the same one later.
+
+A page is self-contained: all text is escaped, and no request leaves it.
+"""
 
 from __future__ import annotations
 
+import base64
+import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from importlib import resources
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from pytest_cudagraph.errors import CudagraphError
+from pytest_cudagraph.foreign import printable_lines
 from pytest_cudagraph.report.document import Run
 from pytest_cudagraph.report.page_tests import FACTS, kind_of, page_rows, page_tests
-from pytest_cudagraph.report.rendering import rendered
 from pytest_cudagraph.report.run_tables import named
 from pytest_cudagraph.report.table import Row, device_text, rows_of, without_common_folder
 from pytest_cudagraph.values import DeviceInfo, Finding, Site
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+    from markupsafe import Markup
 
 _FOLDED_ROWS = 400
 """With more rows, table and tests are folded, so that the page opens at once."""
@@ -126,3 +137,50 @@ def _place(finding: Finding, root: str) -> str:
 
 def _line(site: Site, root: str) -> str:
     return f"{site.file.removeprefix(f'{root}/') if root else site.file}:{site.line}"
+
+
+class _Inline(NamedTuple):
+    """A style or script in the page, and its hash, by which the page's policy allows this text only."""
+
+    text: Markup
+    hash: str
+
+
+def rendered(template: str, view: Mapping[str, Any]) -> str:
+    """The page of a template. Raises :class:`~pytest_cudagraph.errors.CudagraphError` without jinja2."""
+    try:
+        environment = _environment()
+    except ImportError as error:
+        raise CudagraphError(f"a page needs jinja2 ({error}): pip install 'pytest-cudagraph[html]'") from error
+    inline = {"style": _inline("page.css"), "script": _inline("page.js")}
+    return environment.get_template(template).render(**inline, **view)
+
+
+def _environment() -> Environment:
+    from jinja2 import Environment, FunctionLoader, StrictUndefined
+
+    # StrictUndefined: a name that a template misspells is an error and no empty cell.
+    return Environment(
+        autoescape=True,
+        finalize=_shown,
+        loader=FunctionLoader(_source),
+        trim_blocks=True,
+        undefined=StrictUndefined,
+    )
+
+
+def _source(name: str) -> str:
+    return resources.files(__package__).joinpath("templates", name).read_text(encoding="utf-8")
+
+
+def _shown(value: Any) -> Any:
+    """Text from outside without terminal escapes and marks that turn the direction of writing."""
+    return value if hasattr(value, "__html__") else printable_lines(str(value))
+
+
+def _inline(name: str) -> _Inline:
+    from markupsafe import Markup
+
+    text = _source(name)
+    digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+    return _Inline(Markup(text), f"sha256-{digest}")

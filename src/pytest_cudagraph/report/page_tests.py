@@ -11,12 +11,12 @@ from pytest_cudagraph.report.plots import (
     LatencyLane,
     SessionLane,
     SpeedupPoint,
+    drawn,
     history_plot,
     latency_plot,
     speedup_plot,
     speedup_scale,
 )
-from pytest_cudagraph.report.rendering import drawn
 from pytest_cudagraph.report.table import Row, cells_of, columns_of, notes_of
 from pytest_cudagraph.units import (
     bytes_text,

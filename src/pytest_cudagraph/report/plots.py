@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from pytest_cudagraph.units import latency_text
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
 
 _WIDTH = 280
 """Pixels. A screen of 320 pixels shows a plot whole."""
@@ -258,3 +261,10 @@ def _down(pixel: str) -> str:
 def _pixel(value: float) -> str:
     # A whole one: a thousand tests hold a quarter of a million numbers.
     return f"{value:.0f}"
+
+
+def drawn(svg: str) -> Markup:
+    """A plot as it stands in a page: it holds numbers only."""
+    from markupsafe import Markup
+
+    return Markup(svg)

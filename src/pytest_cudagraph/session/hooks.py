@@ -58,7 +58,7 @@ def pytest_configure(config: pytest.Config) -> None:
     stash[DESELECTED] = _is_narrowed(config)
     folder = stash[SETTINGS].sample
     if folder is not None:
-        from pytest_cudagraph.base_revision.recorder_plugin import record_base_run
+        from pytest_cudagraph.base_revision.processes import record_base_run
 
         record_base_run(config, folder)
 
