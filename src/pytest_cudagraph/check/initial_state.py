@@ -244,6 +244,20 @@ class InitialState:
         return self._nouns.get(name, f"state {name!r}")
 
 
+def plain_result(call: Model, example: Example, backend: Backend, seed: int) -> CallResult:
+    """The outputs of one call on a copy of ``example``, from whatever state there is. Nothing else is recorded."""
+    _seed_generators(seed, backend.kind)
+    copied = inputs.clone(example)
+    with backend.running():
+        output = call(*copied.args, **copied.kwargs)
+    backend.synchronize()
+    held = {f"output{path}": leaf for path, leaf in pytree.named_leaves(output)}
+    return CallResult(
+        structure=pytree.flatten(output)[1], outputs={where: _copy(leaf) for where, leaf in held.items()}, held=held,
+        state={}, rebound=frozenset(), python=(), inputs=(), random=False, generators=None, assigned=(),
+    )  # fmt: skip
+
+
 def _seed_generators(seed: int, kind: str) -> None:
     # torch.manual_seed formats a traceback for each kind of device that is missing, which takes milliseconds.
     torch.default_generator.manual_seed(seed)

@@ -16,14 +16,20 @@ from typing import Any
 
 from pytest_cudagraph.backends.device_asserts import TrapGuard
 from pytest_cudagraph.check.batch_check import BatchCheck
-from pytest_cudagraph.check.initial_state import CallResult
+from pytest_cudagraph.check.compare import Tolerance
+from pytest_cudagraph.check.differences import ResultComparison
+from pytest_cudagraph.check.initial_state import CallResult, plain_result
 from pytest_cudagraph.check.python_places import Place, RanCode, places_of
 from pytest_cudagraph.errors import first_line
+from pytest_cudagraph.inputs import Example
+from pytest_cudagraph.protocols import Backend, CapturedGraph, Model
+from pytest_cudagraph.state import Snapshot
 from pytest_cudagraph.values import Assigned, Disagreement
 
 SOAK_CALLS = 128
 """Enough for a warm-up of a hundred calls, and for what happens in each call of a hundred."""
 
+_LASTING_CALLS = 32
 _LEAST_CALLS = 4
 _SOAK_S = 0.5
 _STILL_S = 0.1
@@ -50,6 +56,43 @@ def check_later_calls(check: BatchCheck) -> None:
         check.end_with(found)
     elif unset := later.not_set_forward():
         check.leave_unjudged(f"calls after the first {later.calls}: {unset} moves with each, and cannot be set forward")
+
+
+def lasting_difference(
+    eager: Model, graph: CapturedGraph, example: Example, backend: Backend, before: Snapshot, *, seed: int,
+    rewind: Callable[[], object] | None, is_exact: bool, tolerance: Tolerance,
+) -> Disagreement | None:  # fmt: skip
+    """Whether eager, whose Python values a measurement moved on by thousands of calls, still agrees with a replay.
+
+    Compares the outputs of at most 32 calls. Tensors that calls write are set back by ``rewind``, and arguments.
+    ``is_exact``: the check saw no rounding. Compiled code is not tried, because its random numbers are others.
+    """
+    if graph.receipt.opaque_regions:
+        return None
+    arguments, end_s = before.of_extras(), time.perf_counter() + _SOAK_S
+
+    def result(call: Model) -> CallResult:
+        arguments.restore()
+        if rewind is not None:
+            rewind()
+        return plain_result(call, example, backend, seed)
+
+    replayed = result(graph)
+    comparison = ResultComparison(batch_size=graph.receipt.batch_size, before={}, tolerance=tolerance)
+    for number in range(_LASTING_CALLS):
+        if number and time.perf_counter() > end_s:
+            return None
+        now = result(eager)
+        found = comparison.first_difference(now, replayed, {}) if is_exact else comparison.unrepeatable(now, replayed)
+        if found is not None:
+            moved = ", ".join(before.changes(values=False).python)
+            return replace(
+                found,
+                message="eager computes something else after the calls of the measurement, replay repeats the capture",
+                evidence=(found.message, *found.evidence, *([f"Python values that moved: {moved}"] if moved else [])),
+                finding_id="stateful-python",
+            )
+    return None
 
 
 @dataclass(slots=True)

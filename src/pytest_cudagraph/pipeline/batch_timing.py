@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 from pytest_cudagraph import measure, pytree, stats
-from pytest_cudagraph.check import reset_difference
+from pytest_cudagraph.check import Tolerance, lasting_difference, reset_difference
 from pytest_cudagraph.errors import InputError
 from pytest_cudagraph.inputs import Example
 from pytest_cudagraph.monitor import PerfMonitor
@@ -17,7 +17,7 @@ from pytest_cudagraph.pipeline.stages import Stages
 from pytest_cudagraph.protocols import Backend, CapturedGraph, MeasuresBusyTime, Model, ShowProgress, StoppingRule
 from pytest_cudagraph.state import NO_CONSTANTS, Constants, Snapshot
 from pytest_cudagraph.units import NS_PER_S, seconds_text
-from pytest_cudagraph.values import Timing
+from pytest_cudagraph.values import Agreement, Disagreement, Timing
 
 
 class CallArguments:
@@ -105,12 +105,22 @@ class TimingRequest:
     constants: Constants = NO_CONSTANTS
     over_compiled: bool = False
     """Whether the replay is timed against the compiled code. ``eager`` of the result is then this code."""
+    agreement: Agreement | None = None
+    """What the check has shown. None: the results after the measurement are not compared."""
+    tolerance: Tolerance = field(default_factory=Tolerance)
+
+
+class TimedBatch(NamedTuple):
+    """The timing, and how eager differs from a replay after all these calls."""
+
+    timing: Timing
+    difference: Disagreement | None
 
 
 def time_batch(
     request: TimingRequest, model: PreparedModel, device_context: DeviceContext, progress: ShowProgress
-) -> Timing:
-    """Measure eager against replay at one batch size.
+) -> TimedBatch:
+    """Measure eager against replay at one batch size, and compare them once more.
 
     Blocks in which the device was throttled or shared are discarded and measured again within the budget.
     """
@@ -126,7 +136,30 @@ def time_batch(
             progress(f"measure batch {request.batch_size}, {line}")
 
         timing = time_arms(_arms(request, model, arguments), budget, prepare, device_context, show)
-        return replace(timing, busy_ns=_busy_ns(request.graph, timing, prepare))
+        timing = replace(timing, busy_ns=_busy_ns(request.graph, timing, prepare))
+        return TimedBatch(timing, _lasting_difference(request, model, backend, before, prepare))
+
+
+def _lasting_difference(
+    request: TimingRequest,
+    model: PreparedModel,
+    backend: Backend,
+    before: Snapshot,
+    prepare: Callable[[], object] | None,
+) -> Disagreement | None:
+    if request.agreement is None or request.over_compiled:
+        return None
+    return lasting_difference(
+        model.eager,
+        request.graph,
+        model.examples[request.batch_size],
+        backend,
+        before,
+        seed=request.seed,
+        rewind=prepare,
+        is_exact=request.agreement.bit_exact,
+        tolerance=request.tolerance,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 from pytest_cudagraph import audit, gate, hazards
 from pytest_cudagraph.base_revision.comparison import AgainstBase
 from pytest_cudagraph.base_revision.judge import judge_base
+from pytest_cudagraph.check import Tolerance
 from pytest_cudagraph.errors import CudagraphError, EagerFailed, GraphTestFailure, InputError
 from pytest_cudagraph.pipeline.batch_timing import TimingRequest, time_batch
 from pytest_cudagraph.pipeline.device_context import DeviceContext
@@ -20,7 +21,7 @@ from pytest_cudagraph.pipeline.stages import Stages
 from pytest_cudagraph.protocols import Model, ShowProgress
 from pytest_cudagraph.settings.case import Case
 from pytest_cudagraph.units import to_ns
-from pytest_cudagraph.values import AuditRule, GraphReport, Judgement, MeasuredBatch, Timing
+from pytest_cudagraph.values import Agreement, AuditRule, Disagreement, GraphReport, Judgement, MeasuredBatch, Timing
 
 
 def run_stages(run: ModelRun) -> GraphReport:
@@ -146,12 +147,16 @@ class ModelRun:
             seed=self.case.seed, rtol=self.case.rtol, atol=self.case.atol,
         )  # fmt: skip
         for batch_size, agreement in results.agreements.items():
-            places = places_of(agreement, self.model.eager)
-            results.judge(batch_size, gate.judge_agreement(agreement, places=places, fix=fix_for(agreement)))
+            self._judge_agreement(batch_size, agreement)
+
+    def _judge_agreement(self, batch_size: int, agreement: Agreement | Disagreement) -> None:
+        places = places_of(agreement, self.model.eager)
+        self.results.judge(batch_size, gate.judge_agreement(agreement, places=places, fix=fix_for(agreement)))
 
     def measure(self) -> None:
         """Time and judge every batch size. A second call measures again."""
         for batch_size in self.case.batch_sizes:
+            agreement = self.results.agreements.get(batch_size)
             request = TimingRequest(
                 batch_size=batch_size,
                 graph=self.results.graphs[batch_size],
@@ -160,8 +165,14 @@ class ModelRun:
                 budget_ns=to_ns(self.case.time_budget),
                 seed=self.case.seed + batch_size,
                 constants=self.results.constants,
+                agreement=agreement if isinstance(agreement, Agreement) else None,
+                tolerance=Tolerance(rtol=self.case.rtol, atol=self.case.atol),
             )
-            self._gate(batch_size, time_batch(request, self.model, self.device_context, self._show))
+            timing, difference = time_batch(request, self.model, self.device_context, self._show)
+            if difference is not None:  # a wrong graph has no time
+                self._judge_agreement(batch_size, difference)
+                continue
+            self._gate(batch_size, timing)
             if self.case.min_over_compiled is not None:
                 self._gate_over_compiled(request, self.case.min_over_compiled)
 
@@ -180,7 +191,7 @@ class ModelRun:
     def _gate_over_compiled(self, request: TimingRequest, least: float) -> None:
         """A measurement of its own: what decides about eager says little about the compiled code."""
         request = replace(request, min_speedup=least, over_compiled=True)
-        timing = time_batch(request, self.model, self.device_context, self._show)
+        timing, _ = time_batch(request, self.model, self.device_context, self._show)
         batch = MeasuredBatch(
             timing=timing, device=self.device_context.device, why_not_judged=self.device_context.why_not_judged
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import inspect
+import itertools
 import re
 import weakref
 from dataclasses import replace
@@ -102,6 +103,31 @@ class WatchedBackend(CpuBackend):
 
         pool.capture = watched
         return pool
+
+
+class ChangesAfter400(Mlp):
+    """By a value that can be neither read nor set."""
+
+    def __init__(self):
+        super().__init__()
+        self.scales = itertools.cycle([1.0] * 400 + [2.0] * 4000)
+
+    def forward(self, x):
+        return super().forward(x) * next(self.scales)
+
+
+@pytest.mark.parametrize(("calls", "verdict"), [(1, Verdict.PASSED), (400, Verdict.WRONG)])
+def test_what_differs_after_the_calls_of_the_measurement_is_wrong_and_has_no_time(calls, verdict):
+    def measure(arms, *, prepare, **options):
+        for _ in range(calls):
+            arms.eager()
+        return measure_once(arms, prepare=prepare, **options)
+
+    with run_of(ChangesAfter400().eval(), context_of(measure=measure), batch_sizes=(1,)) as run:
+        report = pipeline.run_stages(run)
+    assert report.verdict is verdict
+    (batch,) = report.batches
+    assert (batch.timing is None) == (verdict is Verdict.WRONG)
 
 
 @pytest.mark.parametrize(("why", "seconds"), [("", 1.0), ("rehearsal", 0.5)])
