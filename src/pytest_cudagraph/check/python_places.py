@@ -43,6 +43,9 @@ _MOST_ENTRIES = 64
 
 _CACHED = type(functools.lru_cache(len))
 
+_NUMBERS = ("builtins", "numpy", "fractions", "decimal")
+"""Where the classes of numbers come from that can be set forward. A symbol of sympy is a number too."""
+
 _PLAIN = (numbers.Number, str, bytes, torch.Tensor, type(None))
 
 Write = Callable[[Any], object]
@@ -131,8 +134,9 @@ def _globals(ran: RanCode) -> Iterator[Child]:
 
 def _place(value: Any, write: Write | None) -> Place | None:
     """The number in a value, or its length, or what shows that it moved."""
-    if type(value) is not bool and isinstance(value, numbers.Number):
-        return Place(value, write)
+    kind = type(value)
+    if issubclass(kind, numbers.Number):
+        return Place(value, write) if kind.__module__ in _NUMBERS and kind is not bool else None
     if isinstance(value, itertools.count):
         start = repr(value).removeprefix("count(").partition(",")[0].rstrip(")")
         with suppress(ValueError):

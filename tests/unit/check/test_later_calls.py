@@ -116,6 +116,20 @@ def test_the_value_of_an_environment_variable_is_not_shown(monkeypatch):
     assert "secret" not in text
 
 
+class Odd(int):
+    """A number that no arithmetic takes."""
+
+    def __sub__(self, other):
+        raise TypeError("no difference")
+
+
+def test_numbers_of_other_classes_are_left_alone():
+    model = Counts(lambda calls: 1.0)
+    model.odd = Odd(3)
+    assert isinstance(check_one(model, scaled_at_capture(model)), Agreement)
+    assert "odd" not in places_of([model], RanCode())
+
+
 def test_a_profiler_of_the_user_is_left_alone():
     def profiler(frame, event, arg):
         return None
