@@ -516,3 +516,30 @@ def test_the_static_cache_of_transformers_is_state():
         assert snapshot.changes() == Changes(written=written)
         snapshot.restore()
         assert snapshot.changes() == NONE
+
+
+class Unreadable:
+    """As a lazy proxy whose target is gone."""
+
+    @property
+    def __class__(self):
+        raise LookupError("gone")
+
+
+class NamelessKey:
+    def __repr__(self):
+        raise ValueError("no name")
+
+
+def test_an_exception_of_a_library_is_told_as_one_of_this_walk():
+    model = nn.Linear(2, 2)
+    vars(model)["proxy"] = Unreadable()  # torch asks for the class of what is assigned
+    model.table = {NamelessKey(): 1}
+    snapshot = Snapshot.take(model)
+    assert snapshot.not_seen == (
+        "proxy (LookupError in Unreadable, as this plugin looked at it)",
+        "table (ValueError in dict, as this plugin looked at it)",
+    )
+    model.table[1] = 2
+    snapshot.restore()
+    assert list(model.table.values()) == [1]

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from pytest_cudagraph.state.snapshot import Changes, Snapshot
+from pytest_cudagraph.state.snapshot import Changes, Snapshot
 
 
 class SizeStates:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,14 +10,62 @@ import torch
 from torch import nn
 
 from pytest_cudagraph import pytree
-from pytest_cudagraph.errors import CudagraphError
-from pytest_cudagraph.protocols import Backend, Model
-from pytest_cudagraph.state.constants import NO_CONSTANTS, Constants
-from pytest_cudagraph.state.size_states import SizeStates
-from pytest_cudagraph.state.storages import SavedStorage, TensorLayout, has_bits, layout_of, plain_mode, tensor_at
+from pytest_cudagraph.state.storages import (
+    SMALL_BYTES,
+    SavedStorage,
+    SummedStorage,
+    TensorLayout,
+    has_bits,
+    layout_of,
+    plain_mode,
+    tensor_at,
+)
 from pytest_cudagraph.state.walk import View, look_at, plain_changes, training_changes
 
 Extras = Mapping[str, Any] | Iterable[Any]
+
+
+class Constants:
+    """The large parameters of a model that its calls do not write, with checksums. A snapshot does not copy them."""
+
+    def __init__(self, storages: Mapping[int, tuple[str, SummedStorage]]) -> None:
+        self._storages = storages
+
+    @classmethod
+    def take(cls, model: Any) -> Constants:
+        """All large parameters of ``model``, with their values now."""
+        with plain_mode():
+            storages: dict[int, tuple[str, SummedStorage]] = {}
+            for name, tensor in look_at(model).tensors.items():
+                storage = tensor.untyped_storage()
+                is_large = isinstance(tensor, nn.Parameter) and has_bits(tensor) and storage.nbytes() > SMALL_BYTES
+                if is_large and storage.data_ptr() not in storages:
+                    storages[storage.data_ptr()] = name, SummedStorage(storage)
+        return cls(storages)
+
+    def __contains__(self, address: int) -> bool:
+        return address in self._storages
+
+    def __bool__(self) -> bool:
+        return bool(self._storages)
+
+    def renewed(self) -> Constants:
+        """The same with the values of now: a test may change its model between two stages."""
+        with plain_mode():
+            return Constants({at: (name, SummedStorage(each.storage)) for at, (name, each) in self._storages.items()})
+
+    def changed(self) -> tuple[str, ...]:
+        """The names of those whose values are others now. They cannot be restored."""
+        with plain_mode():
+            return tuple(name for name, storage in self._storages.values() if storage.changed)
+
+    def without(self, names: Collection[str]) -> Constants:
+        """The same without these. They are copied then, like other state."""
+        return Constants({at: each for at, each in self._storages.items() if each[0] not in names})
+
+
+NO_CONSTANTS = Constants({})
+"""Nothing is known about what calls write, so that everything is copied."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,85 +221,6 @@ class Snapshot:
         old = {name: held.requires_grad for name, held in self._held.items() if name in now.tensors}
         new = {name: now.tensors[name].requires_grad for name in old}
         return [f"{name}.requires_grad: {old[name]} -> {new[name]}" for name in old if old[name] != new[name]]
-
-
-class Undo:
-    """Saves the state of a model and the random generators, and undoes what warm-up and capture change.
-
-    ``extras`` are opaque inputs, such as a cache. Release this object after the captures: it holds a copy of the state.
-    """
-
-    def __init__(
-        self, model: Model, backend: Backend, *, extras: Extras = (), constants: Constants = NO_CONSTANTS
-    ) -> None:
-        self._backend = backend
-        self._constants = constants.renewed()
-        self._snapshot = Snapshot.take(model, extras=extras, constants=constants)
-        self.size_states = SizeStates(self._snapshot)
-        self._rng: Any = backend.rng_state(model, extras)
-        held = self._snapshot.live()
-        # Not the parameters: to copy all weights after each warm-up would take long.
-        moving = [name for name, tensor in held.items() if not isinstance(tensor, nn.Parameter)]
-        self._rewind = self._snapshot.rewinder(moving)
-        self.addresses = {name: tensor.data_ptr() for name, tensor in held.items()}
-        self._held = {id(tensor): tensor for tensor in held.values()}
-        self._kept: dict[int, torch.Tensor] = {}
-        self._replaced: dict[int, torch.Tensor] = {}
-
-    @property
-    def kept(self) -> tuple[torch.Tensor, ...]:
-        """State that was made inside :meth:`undone` and removed from the model. A graph may read its address."""
-        return tuple(self._kept.values())
-
-    @property
-    def replaced(self) -> tuple[torch.Tensor, ...]:
-        """State that a call inside :meth:`undone` replaced. A graph may read its address, and eager may free it."""
-        return tuple(self._replaced.values())
-
-    def random_state(self) -> Any:
-        """The present states of the random generators that are restored."""
-        generators = [leaf for leaf in pytree.flatten(self._rng)[0] if isinstance(leaf, torch.Generator)]
-        return self._backend.rng_state(*generators)
-
-    def written(self) -> dict[str, torch.Tensor]:
-        """Copies of the state that was changed in place, by name."""
-        live = self._snapshot.live()
-        return {name: live[name].clone() for name in self._snapshot.changes().written if name in live}
-
-    @contextmanager
-    def undone(self) -> Iterator[None]:
-        """Restore everything on exit, also after an error."""
-        try:
-            yield
-        except BaseException:
-            # After an error the device may refuse the restore too. The first error is the one to report.
-            with suppress(RuntimeError):
-                self._restore()
-            raise
-        self._restore()
-
-    def _restore(self) -> None:
-        # Keep what a capture made: the graph reads a rebound tensor by its address.
-        self._backend.synchronize()
-        now = {id(tensor): tensor for tensor in self._snapshot.live().values()}
-        self._kept |= {key: tensor for key, tensor in now.items() if key not in self._held}
-        self._replaced |= {key: tensor for key, tensor in self._held.items() if key not in now}
-        self._snapshot.restore()
-        self._backend.set_rng_state(self._rng)
-
-    def rewind(self) -> None:
-        """Let the next warm-up or the capture find the values that the first one found, and what that one made."""
-        self._rewind()
-
-    def assert_unchanged(self) -> None:
-        """Raise :class:`~pytest_cudagraph.errors.CudagraphError` naming what was not restored."""
-        left = [*self._snapshot.changes().names, *self._constants.changed()]
-        if not pytree.has_same_tensors(self._rng, self.random_state()):
-            left.append("the random generators")
-        if left:
-            raise CudagraphError(
-                f"warm-up and capture must not change the model, but could not restore: {', '.join(left)}"
-            )
 
 
 def live(model: Any, *, extras: Extras = ()) -> dict[str, torch.Tensor]:

@@ -94,7 +94,19 @@ class _Walk:
         self._seen: dict[int, Any] = {}  # keeps the objects alive, so that no id is reused during the walk
 
     def visit(self, value: Any, name: str, depth: int) -> None:
-        if type(value) in _PLAIN_EXACT or isinstance(value, _PLAIN):
+        if type(value) in _PLAIN_EXACT:
+            self.view.plain[name] = value
+            return
+        try:
+            self._visit(value, name, depth)
+        # The class may be of any library, and its code may raise where only this walk looks.
+        except Exception as error:
+            raised = f"{type(error).__name__} in {type(value).__name__}, as this plugin looked at it"
+            self.view.not_seen.append(f"{name} ({raised})")
+            self.view.is_framed = False
+
+    def _visit(self, value: Any, name: str, depth: int) -> None:
+        if isinstance(value, _PLAIN):
             self.view.plain[name] = value
         elif isinstance(value, torch.Tensor):
             self._tensor(value, name, depth)
