@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from pytest_cudagraph import report
-from pytest_cudagraph.cli import baselines, compare, doctor, first_test, history, suite
+from pytest_cudagraph.cli import baselines, compare, doctor, first_test, history
 from pytest_cudagraph.cli.output import USAGE, CommandOutput, read_run, write_page
 from pytest_cudagraph.errors import CudagraphError
 from pytest_cudagraph.foreign import printable, printable_lines
@@ -131,7 +131,7 @@ def make_parser() -> argparse.ArgumentParser:
     command.add_argument("--html", type=Path, metavar="PAGE", help="also write the document as an HTML page")
     command.set_defaults(run=_report)
     history.add_command(commands.add_parser("history", help="when each side of the saved entries moved"))
-    suite.add_command(commands.add_parser("suite", help="rank the workloads of a --cudagraph-json document"))
+    compare.add_suite_command(commands.add_parser("suite", help="rank the workloads of a --cudagraph-json document"))
     doctor.add_command(commands.add_parser("doctor", help="test whether this machine can judge speed"))
     return parser
 

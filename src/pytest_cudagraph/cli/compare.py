@@ -1,14 +1,16 @@
-"""``pytest-cudagraph compare``: two baseline files or two runs, by the bound of the gate."""
+"""``pytest-cudagraph compare`` and ``suite``: two files or two runs by the bound of the gate, and their workloads."""
 
 from __future__ import annotations
 
 import argparse
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 
 from pytest_cudagraph import baseline, gate, record, report
 from pytest_cudagraph.cli.baselines import figure_text, kernels_text
-from pytest_cudagraph.cli.output import FINE, INCONCLUSIVE, REGRESSION, CommandOutput, entries_of
+from pytest_cudagraph.cli.output import FINE, INCONCLUSIVE, REGRESSION, CommandOutput, entries_of, read_run
+from pytest_cudagraph.errors import CudagraphError
 from pytest_cudagraph.settings.parsing import fraction
 from pytest_cudagraph.units import latency_text, percent_text, signed_text
 from pytest_cudagraph.values import Column, Latency, Table
@@ -139,3 +141,31 @@ def _exit_code(changes: Sequence[record.EntryChange], fail_on: str, *, strict: b
     # The backend may not be able to count kernels.
     unclear |= fail_on != "slower" and any(change.added_kernels is None for change in changes)
     return INCONCLUSIVE if strict and unclear else FINE
+
+
+def add_suite_command(parser: argparse.ArgumentParser) -> None:
+    """The arguments of ``suite``."""
+    parser.add_argument("file", type=Path, metavar="RUN.json", help="a document of --cudagraph-json")
+    parser.add_argument("other", type=Path, metavar="OTHER.json", nargs="?", help="a later run, to be compared")
+    parser.set_defaults(run=_suite)
+
+
+def _suite(arguments: argparse.Namespace) -> CommandOutput:
+    paths = [arguments.file] if arguments.other is None else [arguments.file, arguments.other]
+    runs = [_run_with_workloads(path) for path in paths]
+    devices = [report.device_text(run.device) if run.device else "" for run in runs]
+    lines = [f"{path}: {device}" for path, device in zip(paths, devices, strict=True)]
+    if len(runs) == 1:
+        tables = report.ranking_tables(runs[0].reports, runs[0].workloads)
+        return CommandOutput(lines=[*lines, *(line for table in tables for line in report.text_of(table))])
+    return CommandOutput(
+        lines=[*lines, *report.changes(*(report.cells_of(run.reports, run.workloads) for run in runs))]
+    )
+
+
+def _run_with_workloads(path: Path) -> report.Run:
+    """Raises :class:`~pytest_cudagraph.errors.CudagraphError` for any other file."""
+    run = read_run(path)
+    if not run.workloads:
+        raise CudagraphError(f"{path}: no test of this run has the mark workload")
+    return run

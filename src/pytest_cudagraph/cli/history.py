@@ -8,8 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from pytest_cudagraph import baseline, report
-from pytest_cudagraph.baseline.change_points import LEAST_CHANGE, EntryHistory, entry_histories
-from pytest_cudagraph.baseline.revisions import revisions_of
+from pytest_cudagraph.baseline.change_points import LEAST_CHANGE, EntryHistory, entry_histories, revisions_of
 from pytest_cudagraph.cli.compare import fraction_argument
 from pytest_cudagraph.cli.output import CommandOutput, write_page
 from pytest_cudagraph.errors import CudagraphError

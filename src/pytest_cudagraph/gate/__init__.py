@@ -4,9 +4,7 @@ A judgement is one sentence (found, allowed), its evidence and its remedy. The r
 device: the sentences here follow after "batch 8:".
 """
 
-from pytest_cudagraph.gate.accepted import replaced_text
 from pytest_cudagraph.gate.latency import (
-    FIGURES,
     interval_basis_text,
     judge_baseline,
     judge_figures,
@@ -14,3 +12,4 @@ from pytest_cudagraph.gate.latency import (
 from pytest_cudagraph.gate.outcomes import judge_agreement, judge_capture, judge_compile_failure, judge_finding, refused
 from pytest_cudagraph.gate.speedup import judge_speedup
 from pytest_cudagraph.gate.structure import judge_structure
+from pytest_cudagraph.gate.wording import FIGURES, replaced_text

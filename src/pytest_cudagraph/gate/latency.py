@@ -7,7 +7,7 @@ import shlex
 from dataclasses import replace
 
 from pytest_cudagraph import baseline as baselines
-from pytest_cudagraph.gate.wording import change_text, changes_text, moved_text, not_judged, software_changes
+from pytest_cudagraph.gate.wording import FIGURES, change_text, changes_text, moved_text, not_judged, software_changes
 from pytest_cudagraph.units import percent_text, plural, signed_text
 from pytest_cudagraph.values import (
     Comparison,
@@ -37,9 +37,6 @@ def judge_baseline(batch: MeasuredBatch, max_slowdown: float) -> tuple[Judgement
     if batch.device is None or batch.change is None:
         return _other_hardware(saved, batch), "not-comparable"
     return _compared(batch, saved, batch.device, batch.change, max_slowdown)
-
-
-FIGURES = {"ttft": "TTFT", "itl": "ITL", "time_per_token": "time per token"}
 
 
 def judge_figures(batch: MeasuredBatch, max_slowdown: float) -> tuple[Judgement, ...]:

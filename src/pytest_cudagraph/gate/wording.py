@@ -9,12 +9,16 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import Literal
 
+from pytest_cudagraph import baseline
 from pytest_cudagraph.baseline import PRIOR_SPREAD
-from pytest_cudagraph.units import factor_text, first_of, latency_text, percent_text, plural, seconds_text
+from pytest_cudagraph.units import factor_text, first_of, latency_text, percent_text, plural, seconds_text, signed_text
 from pytest_cudagraph.values import DeviceInfo, Interval, Judgement, LatencyChange, SavedBatch, Timing, Verdict
 
 SESSION_NOISE_LOG = 2 * PRIOR_SPREAD
 """Two standard deviations, as a log-ratio. A smaller change may come from the session, not from the code."""
+
+FIGURES = {"ttft": "TTFT", "itl": "ITL", "time_per_token": "time per token"}
+"""Figures of generations, by their names in a baseline."""
 
 _NAMES_SHOWN = 5
 
@@ -192,3 +196,43 @@ def software_changes(before: DeviceInfo, after: DeviceInfo) -> tuple[str, ...]:
     facts = [(words, getattr(before, name), getattr(after, name)) for name, words in _SOFTWARE]
     changed = [f"{words} {old or 'none'} -> {new or 'none'}" for words, old, new in facts if old != new]
     return (f"since the baseline: {', '.join(changed)}",) if changed else ()
+
+
+_ALIKE_LOG = 0.005
+"""With a smaller difference, the change is shown without the reference workload."""
+
+
+def replaced_text(saved: SavedBatch, new: SavedBatch) -> str:
+    """``replay 56.7 -> 243.9 µs (+330 %), 32 -> 62 kernels``. Empty if neither changed, as after an upgrade.
+
+    A latency has changed if it does not continue the saved history (:func:`pytest_cudagraph.baseline.is_continued`).
+    """
+    hardware = saved.device.hardware_changes(new.device)
+    if hardware:
+        return f"other hardware: {', '.join(hardware)}"
+    change = baseline.change(saved, new.sessions[-1])
+    kernels = _kernels_text(saved, new)
+    alike = {name: getattr(saved, name) for name in ("kernels", "kernel_names", "device", "compiled")}
+    has_moved = not baseline.is_continued(saved, replace(new, **alike))
+    texts = [f"{_latency_text(change)}{kernels}"] if has_moved or kernels else []
+    texts += [_latency_text(each, FIGURES.get(name, name)) for name, each in baseline.moved_figures(saved, new).items()]
+    return ", ".join(texts)
+
+
+def _latency_text(change: LatencyChange, subject: str = "replay") -> str:
+    raw = change.after_ns / change.before_ns
+    moved = signed_text(raw)
+    if abs(math.log(raw) - change.log_ratio) > _ALIKE_LOG:
+        moved += f"; {signed_text(math.exp(change.log_ratio))} relative to the reference workload"
+    # Tables show medians. Another statistic is named, because the two may differ.
+    named = "" if change.what == "median" else f"{change.what} "
+    return f"{subject} {named}{change_text(change.before_ns, change.after_ns)} ({moved})"
+
+
+def _kernels_text(saved: SavedBatch, new: SavedBatch) -> str:
+    if saved.kernels is None or new.kernels is None:
+        return ""
+    if saved.kernels != new.kernels:
+        return f", {saved.kernels} -> {plural(new.kernels, 'kernel')}"
+    changed = changes_text(saved.kernel_names, new.kernel_names)
+    return f", other kernels: {changed}" if changed else ""
