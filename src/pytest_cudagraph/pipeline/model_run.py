@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from pytest_cudagraph import audit, gate, hazards
 from pytest_cudagraph.base_revision.comparison import AgainstBase
@@ -67,6 +68,17 @@ class ModelRun:
     def has_failed(self) -> bool:
         """Whether a stage found an error in the model."""
         return self.results.has_failed
+
+    def with_tolerance(self, rtol: float | None, atol: float | None, draw: Any) -> ModelRun:
+        """The same run, whose check allows this and draws its inputs so. None: as before."""
+        case = self.case
+        case = replace(case, rtol=case.rtol if rtol is None else rtol, atol=case.atol if atol is None else atol)
+        return replace(self, case=case, model=self.model if draw is None else self.model.drawing(draw))
+
+    def with_gates(self, asked: Case, reset: Any) -> ModelRun:
+        """The same run, judged by the speedup and the slowdown of ``asked``, and reset so before each call."""
+        gates = {key: getattr(asked, key) for key in ("min_speedup", "max_slowdown", "min_source")}
+        return replace(self, case=replace(self.case, **gates), model=replace(self.model, reset=reset))
 
     def run(self, stage: Callable[[], None]) -> None:
         """Run one stage. An exception of the model is raised as the test's failure, with the report so far.

@@ -26,7 +26,7 @@ from pytest_cudagraph.values import Addition, Table
 
 if TYPE_CHECKING:
     from pytest_cudagraph.base_revision.comparison import AgainstBase
-    from pytest_cudagraph.pipeline import CompiledModel, DeviceContext, Graphs, ModelRun
+    from pytest_cudagraph.pipeline import DeviceContext, Graphs, ModelRun
     from pytest_cudagraph.settings.options import Settings
     from pytest_cudagraph.values import GraphReport
 
@@ -62,6 +62,11 @@ class FixtureContext:
     def against_base(self) -> AgainstBase | None:
         """What ``--cudagraph-base`` measured. None without it."""
         return self._config.stash.get(BASE, None)
+
+    @property
+    def hook(self) -> Any:
+        """The hooks of other plugins."""
+        return self._config.hook
 
     @property
     def nodeid(self) -> str:
@@ -101,46 +106,7 @@ class FixtureContext:
         """The device of this test, opened once per session."""
         return open_once(self._config, device or self._marks.device or self.settings.device)
 
-    @hide_plugin_frames
-    def run(self, call: ModelCall) -> GraphReport:
-        """All stages of one model. Without ``--cudagraph`` only its eager calls."""
-        __tracebackhide__ = True
-        from pytest_cudagraph import pipeline
-
-        case = self.case(call.settings)
-        if not self.settings.enabled:
-            return pipeline.run_once(call, case)
-        with self._open_run(call, case) as model_run:
-            report = pipeline.run_stages(model_run)
-        self.conclude(report)
-        self._config.hook.pytest_cudagraph_model_passed(context=self, call=call, report=report)
-        return report
-
-    @hide_plugin_frames
-    def compile(self, call: ModelCall) -> CompiledModel:
-        """Only eager and compile. The compiled code lives until teardown."""
-        __tracebackhide__ = True
-        from pytest_cudagraph import pipeline
-
-        case, model_run = self._start(call)
-        if model_run is not None:
-            self._run(model_run, model_run.run_eager, model_run.compile)
-        return pipeline.CompiledModel(case, model_run, call.model, call.batch_dim)
-
-    @hide_plugin_frames
-    def capture(self, call: ModelCall) -> Graphs:
-        """Only eager and capture, or the capture of what ``compile_model`` compiled. Graphs live until teardown."""
-        __tracebackhide__ = True
-        from pytest_cudagraph import pipeline
-
-        if isinstance(call.model, pipeline.CompiledModel):
-            return self._capture_compiled(call.settings, call.model)
-        case, model_run = self._start(call)
-        if model_run is not None:
-            self._run(model_run, model_run.run_eager, model_run.compile, model_run.capture)
-        return pipeline.Graphs(case, model_run, call.model)
-
-    def _start(self, call: ModelCall) -> tuple[Case, ModelRun | None]:
+    def start(self, call: ModelCall) -> tuple[Case, ModelRun | None]:
         """A run that lives until teardown. Without ``--cudagraph`` the model is called once, and there is no run."""
         __tracebackhide__ = True
         from pytest_cudagraph import pipeline
@@ -149,69 +115,10 @@ class FixtureContext:
         if not self.settings.enabled:
             pipeline.run_once(call, case)
             return case, None
-        return case, self._resources.enter_context(self._open_run(call, case))
+        return case, self._resources.enter_context(self.open_run(call, case))
 
-    def _capture_compiled(self, call: CallSettings, compiled: CompiledModel) -> Graphs:
-        """Capture what was compiled, with the inputs, batch sizes and name that it was compiled for."""
-        __tracebackhide__ = True
-        from pytest_cudagraph import pipeline
-
-        call, case = call.checked(), compiled.case
-        if call.batch_sizes is not None and sorted(call.batch_sizes) != sorted(case.batch_sizes):
-            raise errors.InputError(
-                f"the model was compiled for batch sizes {case.batch_sizes} and is captured at these; "
-                f"found batch_sizes={call.batch_sizes}: give them to compile_model"
-            )
-        if call.name not in (None, case.name):
-            raise errors.InputError(
-                f"the model was compiled under the name {case.name!r} and is captured under it; "
-                f"found name={call.name!r}: give it to compile_model"
-            )
-        if compiled.model_run is not None:
-            self._run(compiled.model_run, compiled.model_run.capture)
-        return pipeline.Graphs(compiled.case, compiled.model_run, compiled.eager)
-
-    @hide_plugin_frames
-    def check(self, graphs: Graphs, *, rtol: float | None, atol: float | None, draw: Any) -> Mapping[int, Any]:
-        """Compare replays with eager; :class:`~pytest_cudagraph.errors.ReplayMismatch` where they differ."""
-        __tracebackhide__ = True
-        model_run = _run_of(graphs)
-        call = CallSettings(rtol=rtol, atol=atol).checked()
-        if model_run is None:
-            return {}
-        case = model_run.case
-        case = replace(case, rtol=_or(call.rtol, case.rtol), atol=_or(call.atol, case.atol))
-        model = model_run.model if draw is None else model_run.model.drawing(draw)
-        model_run = replace(model_run, case=case, model=model)
-        self._run(model_run, model_run.check)
-        return model_run.results.agreements
-
-    @hide_plugin_frames
-    def measure(self, graphs: Graphs, *, min_speedup: Any, max_slowdown: Any, reset: Any) -> GraphReport:
-        """Measure and judge. Graphs that were not checked are checked first."""
-        __tracebackhide__ = True
-        from pytest_cudagraph import pipeline
-
-        model_run = _run_of(graphs)
-        if model_run is None:
-            return pipeline.nothing_judged(graphs.case)
-        case = self._with_thresholds(model_run.case, min_speedup, max_slowdown)
-        model_run = replace(model_run, case=case, model=replace(model_run.model, reset=reset))
-        if not model_run.results.agreements:
-            self._run(model_run, model_run.check)
-        model_run.run(model_run.measure)
-        return self.conclude(model_run.finish())
-
-    def _with_thresholds(self, case: Case, min_speedup: Any, max_slowdown: Any) -> Case:
-        call = CallSettings(
-            batch_sizes=case.batch_sizes, name=case.name, min_speedup=min_speedup, max_slowdown=max_slowdown
-        )
-        found = self.resolve(call)
-        return replace(
-            case, min_speedup=found.min_speedup, max_slowdown=found.max_slowdown, min_source=found.min_source
-        )
-
-    def _open_run(self, call: ModelCall, case: Case) -> ModelRun:
+    def open_run(self, call: ModelCall, case: Case) -> ModelRun:
+        """The stages of a model on the device of its case."""
         __tracebackhide__ = True
         from pytest_cudagraph import pipeline
 
@@ -227,7 +134,8 @@ class FixtureContext:
             audit_rules=audit_rules(self._config),
         )
 
-    def _run(self, model_run: ModelRun, *stages: Callable[[], None]) -> None:
+    def run_stages(self, model_run: ModelRun, *stages: Callable[[], None]) -> None:
+        """Run some stages. The first that fails ends the test."""
         __tracebackhide__ = True
         for stage in stages:
             model_run.run(stage)
@@ -307,13 +215,11 @@ class FixtureContext:
             raise outcome
 
 
-def _run_of(graphs: Graphs) -> ModelRun | None:
+def run_of(graphs: Graphs) -> ModelRun | None:
+    """The run that captured these graphs. None without ``--cudagraph``. Raises InputError for anything else."""
+    __tracebackhide__ = True
     from pytest_cudagraph import pipeline
 
     if not isinstance(graphs, pipeline.Graphs):
         raise errors.InputError(f"this takes the graphs that capture_graphs returned; found {type(graphs).__name__}")
     return graphs.open_run() if graphs.model_run else None
-
-
-def _or(given: Any, otherwise: Any) -> Any:
-    return otherwise if given is None else given

@@ -14,7 +14,8 @@ import pytest
 
 from pytest_cudagraph.errors import InputError
 from pytest_cudagraph.foreign import value_text
-from pytest_cudagraph.session.context import FixtureContext
+from pytest_cudagraph.session.context import FixtureContext, run_of
+from pytest_cudagraph.session.exceptions import hide_plugin_frames
 from pytest_cudagraph.settings.case import CallSettings, ModelCall
 
 if TYPE_CHECKING:
@@ -55,22 +56,24 @@ class Cudagraph:
     """The ``cudagraph`` fixture: call it with a model and example inputs to run all stages."""
 
     def __init__(self, context: FixtureContext) -> None:
-        self._context = context
+        self.context = context
 
     @property
     def device(self) -> str:
         """The torch device the test runs on (``cuda:0`` or ``cpu``), to create models and inputs there."""
-        return self._context.device_context().backend.device
+        return self.context.device_context().backend.device
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         """A method that a feature adds, such as ``own``."""
-        methods = self._context.methods()
+        methods = self.context.methods()
         if name not in methods:
             raise AttributeError(f"cudagraph has no attribute {name!r}; features add {', '.join(sorted(methods))}")
-        return functools.partial(methods[name], self._context)
+        return functools.partial(methods[name], self.context)
 
+    @hide_plugin_frames
     def __call__(
         self,
+        /,
         model: Callable[..., Any],
         *example_inputs: Any,
         kwargs: Mapping[str, Any] | None = None,
@@ -108,17 +111,32 @@ class Cudagraph:
         gates: dict[str, Any] = {"min_speedup": min_speedup, "max_slowdown": max_slowdown, "rtol": rtol, "atol": atol}
         settings = CallSettings(batch_sizes=batch_sizes, compile=compile, name=name, **gates)
         call = replace(_call(model, example_inputs, kwargs, batch_dim, settings), draw=draw, reset=reset)
-        return self._context.run(call)
+        return self._run(call)
+
+    def _run(self, call: ModelCall) -> GraphReport:
+        __tracebackhide__ = True
+        from pytest_cudagraph import pipeline
+
+        context = self.context
+        case = context.case(call.settings)
+        if not context.settings.enabled:
+            return pipeline.run_once(call, case)
+        with context.open_run(call, case) as model_run:
+            report = context.conclude(pipeline.run_stages(model_run))
+        context.hook.pytest_cudagraph_model_passed(context=context, call=call, report=report)
+        return report
 
 
 class CompileModel:
     """The ``compile_model`` fixture."""
 
     def __init__(self, context: FixtureContext) -> None:
-        self._context = context
+        self.context = context
 
+    @hide_plugin_frames
     def __call__(
         self,
+        /,
         model: Callable[..., Any],
         *example_inputs: Any,
         kwargs: Mapping[str, Any] | None = None,
@@ -137,17 +155,25 @@ class CompileModel:
         __tracebackhide__ = True
         _refuse(unknown, "compile_model", self.__call__)
         settings = CallSettings(batch_sizes=batch_sizes, compile=mode, name=name, compile_argument="mode")
-        return self._context.compile(_call(model, example_inputs, kwargs, batch_dim, settings))
+        from pytest_cudagraph import pipeline
+
+        call = _call(model, example_inputs, kwargs, batch_dim, settings)
+        case, model_run = self.context.start(call)
+        if model_run is not None:
+            self.context.run_stages(model_run, model_run.run_eager, model_run.compile)
+        return pipeline.CompiledModel(case, model_run, call.model, call.batch_dim)
 
 
 class CaptureGraphs:
     """The ``capture_graphs`` fixture."""
 
     def __init__(self, context: FixtureContext) -> None:
-        self._context = context
+        self.context = context
 
+    @hide_plugin_frames
     def __call__(
         self,
+        /,
         model: Callable[..., Any] | CompiledModel,
         *example_inputs: Any,
         kwargs: Mapping[str, Any] | None = None,
@@ -164,16 +190,45 @@ class CaptureGraphs:
         """
         __tracebackhide__ = True
         _refuse(unknown, "capture_graphs", self.__call__)
+        from pytest_cudagraph import pipeline
+
         settings = CallSettings(batch_sizes=batch_sizes, name=name)
-        return self._context.capture(_call(model, example_inputs, kwargs, batch_dim, settings))
+        if isinstance(model, pipeline.CompiledModel):
+            return self._of_compiled(settings.checked(), model)
+        call = _call(model, example_inputs, kwargs, batch_dim, settings)
+        case, model_run = self.context.start(call)
+        if model_run is not None:
+            self.context.run_stages(model_run, model_run.run_eager, model_run.compile, model_run.capture)
+        return pipeline.Graphs(case, model_run, call.model)
+
+    def _of_compiled(self, call: CallSettings, compiled: CompiledModel) -> Graphs:
+        """Capture what was compiled, with the inputs, batch sizes and name that it was compiled for."""
+        __tracebackhide__ = True
+        from pytest_cudagraph import pipeline
+
+        case = compiled.case
+        if call.batch_sizes is not None and sorted(call.batch_sizes) != sorted(case.batch_sizes):
+            raise InputError(
+                f"the model was compiled for batch sizes {case.batch_sizes} and is captured at these; "
+                f"found batch_sizes={call.batch_sizes}: give them to compile_model"
+            )
+        if call.name not in (None, case.name):
+            raise InputError(
+                f"the model was compiled under the name {case.name!r} and is captured under it; "
+                f"found name={call.name!r}: give it to compile_model"
+            )
+        if compiled.model_run is not None:
+            self.context.run_stages(compiled.model_run, compiled.model_run.capture)
+        return pipeline.Graphs(case, compiled.model_run, compiled.eager)
 
 
 class AssertReplayClose:
     """The ``assert_replay_close`` fixture."""
 
     def __init__(self, context: FixtureContext) -> None:
-        self._context = context
+        self.context = context
 
+    @hide_plugin_frames
     def __call__(
         self,
         graphs: Graphs,
@@ -187,15 +242,24 @@ class AssertReplayClose:
         ``draw`` gives these inputs, as for ``cudagraph``. Raises :class:`~pytest_cudagraph.errors.ReplayMismatch`.
         """
         __tracebackhide__ = True
-        return self._context.check(graphs, rtol=rtol, atol=atol, draw=draw)
+        model_run = run_of(graphs)
+        call = CallSettings(rtol=rtol, atol=atol).checked()
+        if model_run is None:
+            return {}
+        model_run = model_run.with_tolerance(call.rtol, call.atol, draw)
+        self.context.run_stages(model_run, model_run.check)
+        # Of a difference the test has ended.
+        agreements: Any = model_run.results.agreements
+        return dict(agreements)
 
 
 class MeasureSpeedup:
     """The ``measure_speedup`` fixture."""
 
     def __init__(self, context: FixtureContext) -> None:
-        self._context = context
+        self.context = context
 
+    @hide_plugin_frames
     def __call__(
         self,
         graphs: Graphs,
@@ -210,7 +274,19 @@ class MeasureSpeedup:
         :class:`~pytest_cudagraph.errors.GraphTestFailure` by the gate that is missed.
         """
         __tracebackhide__ = True
-        return self._context.measure(graphs, min_speedup=min_speedup, max_slowdown=max_slowdown, reset=reset)
+        from pytest_cudagraph import pipeline
+
+        model_run = run_of(graphs)
+        if model_run is None:
+            return pipeline.nothing_judged(graphs.case)
+        case = model_run.case
+        gates: dict[str, Any] = {"min_speedup": min_speedup, "max_slowdown": max_slowdown}
+        asked = self.context.resolve(CallSettings(batch_sizes=case.batch_sizes, name=case.name, **gates))
+        model_run = model_run.with_gates(asked, reset)
+        if not model_run.results.agreements:
+            self.context.run_stages(model_run, model_run.check)
+        model_run.run(model_run.measure)
+        return self.context.conclude(model_run.finish())
 
 
 def open_fixture(request: pytest.FixtureRequest, make: Callable[[FixtureContext], _T]) -> Iterator[_T]:
