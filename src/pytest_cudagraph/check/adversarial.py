@@ -13,7 +13,8 @@ import torch
 
 from pytest_cudagraph import inputs
 from pytest_cudagraph.backends.device_asserts import TrapGuard
-from pytest_cudagraph.check.batch_check import BatchCheck, CheckCase, CheckedCall
+from pytest_cudagraph.check.batch_check import BatchCheck
+from pytest_cudagraph.check.check_case import CheckCase, CheckedCall
 from pytest_cudagraph.check.compare import rounding_limit, spread
 from pytest_cudagraph.check.differences import has_same_outputs, moved_text
 from pytest_cudagraph.check.initial_state import CallResult, Change

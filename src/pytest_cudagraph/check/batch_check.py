@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from pytest_cudagraph import inputs, pytree
+from pytest_cudagraph.check.check_case import CheckCase, CheckedCall
 from pytest_cudagraph.check.differences import (
-    ResultComparison,
     explained,
     has_same_outputs,
     has_same_results,
@@ -20,7 +20,6 @@ from pytest_cudagraph.check.initial_state import CallResult, Change, InitialStat
 from pytest_cudagraph.errors import CudagraphError, DeadTensorError, InputError, first_line
 from pytest_cudagraph.inputs import Example
 from pytest_cudagraph.inputs.example import opaque_arguments
-from pytest_cudagraph.protocols import CapturedGraph, Model
 from pytest_cudagraph.values import Agreement, Disagreement
 
 _FROM_THE_EXAMPLE = (
@@ -29,49 +28,6 @@ _FROM_THE_EXAMPLE = (
     "  to fix: give an example that spans what the model takes, or draw=... for the values"
 )
 _DRAWN = "draw= gave them\n  to fix: draw what the model takes"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckCase:
-    """What is compared at one batch size."""
-
-    graph: CapturedGraph
-    eager: Model
-    captured: Model
-    """What the graph was captured from: compiled code, or eager itself."""
-    example: Example
-    dims: Sequence[int | None]
-    """For each leaf of the example the dimension of its rows. None if it has no rows."""
-    start: InitialState
-    comparison: ResultComparison
-    moved: tuple[str, ...] = ()
-    """State that has another address than at capture."""
-    others: tuple[InitialState, ...] = ()
-    """Where each batch size has tensors of its own: the present state, and the state after a call at another size."""
-    made: tuple[str, ...] = ()
-    """The tensors that a first call at this batch size makes anew."""
-
-    @property
-    def batch_size(self) -> int:
-        """The batch size of the graph and of the example."""
-        return self.comparison.batch_size
-
-    @property
-    def is_compiled(self) -> bool:
-        """Whether the graph holds compiled code, which rounds differently than eager."""
-        return self.captured is not self.eager
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckedCall:
-    """A call on ordinary inputs whose replay agreed with eager."""
-
-    example: Example
-    seed: int
-    eager: CallResult
-    noise: Mapping[str, float]
-    """The largest difference between two eager runs, by place."""
-    replay: CallResult
 
 
 _VOID = (

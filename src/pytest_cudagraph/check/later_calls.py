@@ -36,7 +36,7 @@ _STILL_S = 0.1
 """For models whose Python values all stay. Few of them keep state where no walk sees it."""
 
 _DISTANCES = (10, 100, 1_000, 10_000, 100_000)
-"""In calls. They pass every limit on the way; single calls are found by the numbers in the source."""
+"""In calls. They pass every limit on the way; single calls are difference by the numbers in the source."""
 
 _SLOW_DISTANCES = (1_000, 100_000)
 _MOST_DISTANCES = 24
@@ -51,9 +51,9 @@ def check_later_calls(check: BatchCheck) -> None:
     if check.agreed is None:
         return
     later = _LaterCalls(check)
-    found = later.observe() or later.set_forward() or later.call_on()
-    if found is not None:
-        check.end_with(found)
+    difference = later.observe() or later.set_forward() or later.call_on()
+    if difference is not None:
+        check.end_with(difference)
     elif unset := later.not_set_forward():
         check.leave_unjudged(f"calls after the first {later.calls}: {unset} moves with each, and cannot be set forward")
 
@@ -83,13 +83,19 @@ def lasting_difference(
         if number and time.perf_counter() > end_s:
             return None
         now = result(eager)
-        found = comparison.first_difference(now, replayed, {}) if is_exact else comparison.unrepeatable(now, replayed)
-        if found is not None:
+        difference = (
+            comparison.first_difference(now, replayed, {}) if is_exact else comparison.unrepeatable(now, replayed)
+        )
+        if difference is not None:
             moved = ", ".join(before.changes(values=False).python)
             return replace(
-                found,
+                difference,
                 message="eager computes something else after the calls of the measurement, replay repeats the capture",
-                evidence=(found.message, *found.evidence, *([f"Python values that moved: {moved}"] if moved else [])),
+                evidence=(
+                    difference.message,
+                    *difference.evidence,
+                    *([f"Python values that moved: {moved}"] if moved else []),
+                ),
                 finding_id="stateful-python",
             )
     return None
@@ -115,10 +121,10 @@ class _LaterCalls:
     def observe(self) -> Disagreement | None:
         """Call three times, and note where the numbers are after each."""
         for number in range(3):
-            found = self._next(self.ran.watching() if number == 0 else None)
+            difference = self._next(self.ran.watching() if number == 0 else None)
             self.seen.append(places_of([self.check.case.eager], self.ran))
-            if found is not None or self.why_stopped:
-                return found
+            if difference is not None or self.why_stopped:
+                return difference
         return None
 
     def call_on(self) -> Disagreement | None:
@@ -127,9 +133,9 @@ class _LaterCalls:
         while self.calls < SOAK_CALLS and not self.why_stopped:
             if self.calls >= _LEAST_CALLS and time.perf_counter() > end_s:
                 return None
-            found = self._next()
-            if found is not None:
-                return found
+            difference = self._next()
+            if difference is not None:
+                return difference
         return None
 
     def _next(self, around: AbstractContextManager[None] | None = None) -> Disagreement | None:
@@ -142,8 +148,12 @@ class _LaterCalls:
             self.check.leave_unjudged(f"later calls: with live Python values, {self.why_stopped}")
             return None
         self.calls += 1
-        found = self._difference(result)
-        return None if found is None else self._as_later(found, f"call {self.calls} of equal ones", self._moved())
+        difference = self._difference(result)
+        return (
+            None
+            if difference is None
+            else self._as_later(difference, f"call {self.calls} of equal ones", self._moved())
+        )
 
     def _difference(self, result: CallResult) -> Disagreement | None:
         agreed, comparison = self.check.agreed, self.check.case.comparison
@@ -160,11 +170,11 @@ class _LaterCalls:
         for count, distance in enumerate(self._distances(moving) if moving else ()):
             if count > len(_SLOW_DISTANCES) and time.perf_counter() > end_s:
                 break
-            found = self._at(distance, moving)
-            if found is not None:
+            difference = self._at(distance, moving)
+            if difference is not None:
                 names = [name for name in moving if self._at(distance, {name: moving[name]})] or list(moving)
                 later = {name: (self.seen[-1][name].value, moving[name](distance)) for name in names[:1]}
-                return self._as_later(found, f"a call after {distance + 3} equal ones", later)
+                return self._as_later(difference, f"a call after {distance + 3} equal ones", later)
         return None
 
     def _at(self, distance: int, moving: Mapping[str, Callable[[float], Any]]) -> Disagreement | None:
@@ -172,14 +182,14 @@ class _LaterCalls:
             for _ in range(_CALLS_EACH):
                 with TrapGuard() if self.check.case.start.may_trap else nullcontext():
                     result = self.call()
-                found = self._difference(result)
-                if found is not None:
-                    return found
+                difference = self._difference(result)
+                if difference is not None:
+                    return difference
         return None
 
     def _moving(self) -> dict[str, Callable[[float], Any]]:
         """The numbers that moved evenly, or by one factor, each with its value some calls later."""
-        found = {}
+        forward = {}
         for name, place in self.seen[-1].items():
             values = [places[name].value for places in self.seen if name in places]
             is_settable = len(values) == 3 and place.write is not None and isinstance(place.value, numbers.Number)
@@ -187,8 +197,8 @@ class _LaterCalls:
             if is_settable and type(place.value).__module__ in ("builtins", "numpy"):
                 later = _extrapolated(*values)
                 if later is not None:
-                    found[name] = later
-        return found
+                    forward[name] = later
+        return forward
 
     def _distances(self, moving: Mapping[str, Callable[[float], Any]]) -> list[int]:
         """Some round numbers of calls, and those after which a number is one of the model's source."""
@@ -227,14 +237,14 @@ class _LaterCalls:
         unset = [name for name in moved if self.seen[-1][name].write is None]
         return ", ".join([*files, *unset])
 
-    def _as_later(self, found: Disagreement, when: str, moved: Mapping[str, tuple[Any, Any]]) -> Disagreement:
+    def _as_later(self, difference: Disagreement, when: str, moved: Mapping[str, tuple[Any, Any]]) -> Disagreement:
         values = [f"{name}: {_short(old)} -> {_short(new)}" for name, (old, new) in moved.items() if _is_shown(old)]
         return replace(
-            found,
+            difference,
             message=f"eager computes something else in {when}, replay repeats the capture",
             evidence=(
-                found.message,
-                *found.evidence,
+                difference.message,
+                *difference.evidence,
                 f"Python values that moved: {', '.join(values)}" if values else "no Python value that moved is known",
             ),
             finding_id="stateful-python",

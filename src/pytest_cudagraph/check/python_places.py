@@ -96,7 +96,7 @@ class RanCode:
         """The numbers in the source of these functions: limits and periods are among them."""
         held = [constant for code in self.functions for constant in code.co_consts]
         held += [entry for constant in held if isinstance(constant, tuple) for entry in constant]
-        return {each for each in held if type(each) in (int, float) and 1 < abs(each) <= 10**7}
+        return {number for number in held if type(number) in (int, float) and 1 < abs(number) <= 10**7}
 
 
 def places_of(roots: Iterable[Any], ran: RanCode) -> dict[str, Place]:
@@ -134,9 +134,10 @@ def _globals(ran: RanCode) -> Iterator[Child]:
 
 def _place(value: Any, write: Write | None) -> Place | None:
     """The number in a value, or its length, or what shows that it moved."""
-    kind = type(value)
-    if issubclass(kind, numbers.Number):
-        return Place(value, write) if kind.__module__ in _NUMBERS and kind is not bool else None
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, numbers.Number):
+        return Place(value, write) if type(value).__module__ in _NUMBERS else None
     if isinstance(value, itertools.count):
         start = repr(value).removeprefix("count(").partition(",")[0].rstrip(")")
         with suppress(ValueError):

@@ -15,7 +15,8 @@ from pytest_cudagraph.check.adversarial import (
     check_weight_update,
     note_mixed_rows,
 )
-from pytest_cudagraph.check.batch_check import BatchCheck, CheckCase
+from pytest_cudagraph.check.batch_check import BatchCheck
+from pytest_cudagraph.check.check_case import CheckCase
 from pytest_cudagraph.check.compare import Tolerance
 from pytest_cudagraph.check.differences import ResultComparison
 from pytest_cudagraph.check.initial_state import InitialState
