@@ -56,7 +56,7 @@ def short(uuid: str) -> str:
 def measured_on(reports: Iterable[GraphReport]) -> list[str]:
     """Which GPU measured which models, a line for each GPU of several. No line without any."""
     names: dict[str, list[str]] = {}
-    for report in sorted(reports, key=lambda each: each.gpu):
+    for report in sorted(reports, key=lambda report: report.gpu):
         names.setdefault(report.gpu, []).append(report.name)
     return [f"{short(gpu)} measured {first_of(measured, _NAMED)}" for gpu, measured in names.items() if gpu]
 
@@ -101,14 +101,14 @@ def _parts(nvml: Any, card: Any) -> Iterator[Any]:
 def _chosen(visible: str, every: Sequence[VisibleGpu], cards: dict[str, list[VisibleGpu]]) -> Iterator[VisibleGpu]:
     """As CUDA reads the list: numbers or beginnings of UUIDs, up to the first that names no GPU."""
     seen: set[VisibleGpu] = set()
-    for word in (each.strip() for each in visible.split(",")):
+    for word in (part.strip() for part in visible.split(",")):
         card = [gpus for number, (uuid, gpus) in enumerate(cards.items()) if word in (str(number), uuid)]
         named = [gpu for gpu in every if word and gpu.uuid.startswith(word)]
-        found = card[0][0] if card else named[0] if len(named) == 1 else None
-        if found is None or found in seen:
+        gpu = card[0][0] if card else named[0] if len(named) == 1 else None
+        if gpu is None or gpu in seen:
             return
-        seen.add(found)
-        yield found
+        seen.add(gpu)
+        yield gpu
 
 
 def lock_folder() -> Path:

@@ -84,11 +84,11 @@ def _benchmarks(measured: GraphReport, *, has_passed: bool) -> Iterator[Any]:
     now = datetime.now(timezone.utc).isoformat(timespec="seconds")
     for batch in measured.batches:
         if batch.timing is not None and batch.has_entry:
-            for found in baseline.records_of(record.saved_batch(measured, batch, saved_at=now)):
-                yield _benchmark(found, batch, has_passed=has_passed)
+            for entry in baseline.records_of(record.saved_batch(measured, batch, saved_at=now)):
+                yield _benchmark(entry, batch, has_passed=has_passed)
 
 
-def _benchmark(found: dict[str, Any], batch: BatchReport, *, has_passed: bool) -> Any:
+def _benchmark(entry: dict[str, Any], batch: BatchReport, *, has_passed: bool) -> Any:
     """A record of a baseline file as pytest-benchmark's own object.
 
     It shows and compares results with an error, and saves none of them. So a saved run never holds a regression that
@@ -96,11 +96,11 @@ def _benchmark(found: dict[str, Any], batch: BatchReport, *, has_passed: bool) -
     """
     from pytest_benchmark import stats
 
-    found["extra_info"]["cudagraph"]["verdict"] = batch.word
-    fixture = SimpleNamespace(**found, cprofile_stats=None, has_error=not has_passed)
+    entry["extra_info"]["cudagraph"]["verdict"] = batch.word
+    fixture = SimpleNamespace(**entry, cprofile_stats=None, has_error=not has_passed)
     untyped: Any = stats
-    benchmark = untyped.Metadata(fixture, iterations=found["stats"].pop("iterations"), options=found["options"])
-    benchmark.stats = _Quantiles(**found["stats"])
+    benchmark = untyped.Metadata(fixture, iterations=entry["stats"].pop("iterations"), options=entry["options"])
+    benchmark.stats = _Quantiles(**entry["stats"])
     return benchmark
 
 

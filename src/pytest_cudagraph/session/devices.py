@@ -84,8 +84,8 @@ def assign(config: pytest.Config, specs: Sequence[Any]) -> None:
     from pytest_cudagraph.gpu_locks import visible_gpus
 
     # A test that moved to another model of GPU would have another baseline.
-    found = visible_gpus()
-    gpus = [gpu for gpu in found if gpu.name == found[0].name]
+    visible = visible_gpus()
+    gpus = [gpu for gpu in visible if gpu.name == visible[0].name]
     if not gpus:
         return
     config.stash[WHY_SHARED] = _assign(config, specs, gpus)

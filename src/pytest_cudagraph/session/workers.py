@@ -88,7 +88,7 @@ def take_over(node: Any, sent: dict[str, Any]) -> None:
     forget(config, sent.get("begun", ""))
     stash[OUTCOMES].extend(replace(from_plain(GraphReport, plain), gpu=gpu) for plain in json.loads(sent["outcomes"]))
     stash[ADDITIONS].extend(from_plain(Addition, plain) for plain in json.loads(sent.get("additions", "[]")))
-    stash[WORKLOADS].update((each["nodeid"], each) for each in json.loads(sent.get("workloads", "[]")))
+    stash[WORKLOADS].update((entry["nodeid"], entry) for entry in json.loads(sent.get("workloads", "[]")))
     for key, name in _SETS.items():
         stash[key].update(sent.get(name, ()))
     stash[DESELECTED] = stash[DESELECTED] or sent.get("deselected", False)

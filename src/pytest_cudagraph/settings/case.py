@@ -71,7 +71,7 @@ class CallSettings:
         """Parse every value; raises :class:`~pytest_cudagraph.errors.InputError`."""
         parsers = {**MARK_PARSERS, "min_speedup": min_speedups, "name": name}
         parsed = {}
-        for key in (each.name for each in fields(self) if each.name in parsers):
+        for key in (setting.name for setting in fields(self) if setting.name in parsers):
             shown = self.compile_argument if key == "compile" else key
             parsed[key] = _parse_argument(shown, parsers[key], getattr(self, key))
         options = self.mark.parsers if self.mark else {}
@@ -155,9 +155,9 @@ def _min_source(call: CallSettings, mark: MarkSettings, sizes: Sequence[int]) ->
     place: Literal["argument", "marker", "setting"] = "setting" if mark.min is None else "marker"
     if call.min_speedup is not None:
         place = "argument"
-    given = _first(call.min_speedup, mark.min, 0.0)
-    is_mapping = isinstance(given, Mapping)
-    left_out = tuple(size for size in sizes if size not in given) if is_mapping else ()
+    minimum = _first(call.min_speedup, mark.min, 0.0)
+    is_mapping = isinstance(minimum, Mapping)
+    left_out = tuple(size for size in sizes if size not in minimum) if is_mapping else ()
     marker = f"{call.mark.name}(min_speedup" if call.mark else "graph_speedup(min"
     return MinSource(place=place, is_mapping=is_mapping, default_sizes=left_out, marker=marker)
 

@@ -110,12 +110,12 @@ def _of_feature(item: pytest.Item, mark: FeatureMark) -> dict[str, Any]:
 
 def _workload_of(item: pytest.Item) -> Workload | None:
     """Parametrised cases of one function are a group, unless the mark says otherwise."""
-    given = _merged(item, WORKLOAD_MARK, WORKLOAD_PARSERS, WORKLOAD_FIXTURES)
+    marked = _merged(item, WORKLOAD_MARK, WORKLOAD_PARSERS, WORKLOAD_FIXTURES)
     if item.get_closest_marker(WORKLOAD_MARK) is None:
         return None
     parameters = getattr(getattr(item, "callspec", None), "id", "")
     function = item.nodeid.removesuffix(f"[{parameters}]")
-    return Workload(given.get("group", function), given.get("name", parameters or item.name))
+    return Workload(marked.get("group", function), marked.get("name", parameters or item.name))
 
 
 def _merged(
@@ -143,9 +143,9 @@ def _merged(
 def _read_mark(nodeid: str, mark: pytest.Mark, parsers: Mapping[str, Callable[[Any], Any]]) -> dict[str, Any]:
     name = f"{nodeid}: @pytest.mark.{mark.name}"
     if mark.args:
-        found = value_text(mark.args[0])
+        shown = value_text(mark.args[0])
         raise pytest.UsageError(
-            f"{name} takes no positional arguments; found {found}; write {next(iter(parsers))}={found}"
+            f"{name} takes no positional arguments; found {shown}; write {next(iter(parsers))}={shown}"
         )
     parsed = {}
     for key, value in mark.kwargs.items():

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeGuard
 
 
 def one_of(*allowed: str) -> Callable[[Any], str]:
@@ -30,11 +30,11 @@ def number(
     allowed += f", at most {at_most:g}" if math.isfinite(at_most) else ""
 
     def parse(value: Any) -> float:
-        found = _float(value)
-        low_enough = found > above if above is not None else at_least is not None and found >= at_least
-        if not (math.isfinite(found) and low_enough and found <= at_most):
+        parsed = _float(value)
+        low_enough = parsed > above if above is not None else at_least is not None and parsed >= at_least
+        if not (math.isfinite(parsed) and low_enough and parsed <= at_most):
             raise ValueError(allowed)
-        return found
+        return parsed
 
     return parse
 
@@ -48,11 +48,11 @@ def fraction(*, may_be_off: bool = False) -> Callable[[Any], float]:
     off = ", or inf for no limit" if may_be_off else ""
 
     def parse(value: Any) -> float:
-        found = _float(value)
-        if 0 <= found <= 1 or (may_be_off and found == math.inf):
-            return found
+        ratio = _float(value)
+        if 0 <= ratio <= 1 or (may_be_off and ratio == math.inf):
+            return ratio
         # A user who writes 10 means 10 %, not 1000 %.
-        percent = found if 1 < found <= 100 else 10.0
+        percent = ratio if 1 < ratio <= 100 else 10.0
         raise ValueError(f"a fraction from 0 to 1 ({percent:g} % is {percent / 100:g}){off}")
 
     return parse
@@ -78,13 +78,18 @@ def reasons(value: Any) -> dict[str, str]:
     if not isinstance(value, Mapping) or not value:
         raise ValueError('a reason per hazard, such as {"rng": "sampling is meant"}')
     for hazard, reason in value.items():
-        if not all(isinstance(each, str) and each.strip() for each in (hazard, reason)):
+        if not all(isinstance(text, str) and text.strip() for text in (hazard, reason)):
             raise ValueError('a reason per hazard, such as {"rng": "sampling is meant"}')
     return dict(value)
 
 
+def is_whole(value: Any, least: int) -> TypeGuard[int]:
+    """Whether a value is a whole number and large enough. True and False are no numbers."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
 def whole_number(value: Any, least: int = 0) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+    if not is_whole(value, least):
         raise ValueError(f"a whole number of at least {least}")
     return value
 
@@ -104,8 +109,7 @@ def distinct_sizes(value: Any) -> tuple[int, ...]:
         sizes = tuple(int(part) if isinstance(part, str) else part for part in parts)
     except ValueError:
         raise ValueError(allowed) from None
-    whole = all(isinstance(size, int) and not isinstance(size, bool) and size >= 1 for size in sizes)
-    if not whole or len(set(sizes)) != len(sizes):
+    if not all(is_whole(size, 1) for size in sizes) or len(set(sizes)) != len(sizes):
         raise ValueError(allowed)
     return sizes
 
@@ -115,9 +119,9 @@ def lengths(*, least: int) -> Callable[[Any], tuple[int, ...]]:
 
     def parse(value: Any) -> tuple[int, ...]:
         with suppress(ValueError):
-            found = distinct_sizes(value if not isinstance(value, str) else ())
-            if min(found) >= least:
-                return found
+            sizes = distinct_sizes(value if not isinstance(value, str) else ())
+            if min(sizes) >= least:
+                return sizes
         raise ValueError(f"distinct whole numbers of tokens of at least {least}, such as [32, 512]")
 
     return parse
