@@ -25,7 +25,7 @@ LIMITS = {
     "modules of src": 285,
     "lines of the core": 30_000,
     "modules of the core": 205,
-    "lines of tests": 46_500,
+    "lines of tests": 49_000,
     "circles of imports": 4,
     "class names twice": 0,
     "public names": 90,

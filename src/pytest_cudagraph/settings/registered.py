@@ -236,35 +236,31 @@ def added_marks(config: pytest.Config) -> tuple[FeatureMark, ...]:
         raise pytest.UsageError(hook_text("pytest_cudagraph_marks", error)) from error
 
 
-class _Names(NamedTuple):
-    features: tuple[FeatureMark, ...]
-    fixtures: frozenset[str]
-    marks: frozenset[str]
+# A class of its own would cost every pytest run a third of a millisecond.
+_NAMES: pytest.StashKey[tuple[tuple[FeatureMark, ...], frozenset[str], frozenset[str]]] = pytest.StashKey()
 
 
-_NAMES: pytest.StashKey[_Names] = pytest.StashKey()
-
-
-def _names(config: pytest.Config) -> _Names:
-    """All marks and all fixtures. They are known after the collection."""
+def _names(config: pytest.Config) -> tuple[tuple[FeatureMark, ...], frozenset[str], frozenset[str]]:
+    """The marks of features, and the names of all fixtures and of all marks. They are known after the collection."""
     if _NAMES not in config.stash:
         features = added_marks(config)
         fixtures = FIXTURES.union(*(mark.fixtures for mark in features))
-        config.stash[_NAMES] = _Names(features, fixtures, frozenset({MARK, WORKLOAD_MARK, *(m.name for m in features)}))
+        config.stash[_NAMES] = features, fixtures, frozenset({MARK, WORKLOAD_MARK, *(mark.name for mark in features)})
     return config.stash[_NAMES]
 
 
 def feature_marks(config: pytest.Config) -> tuple[FeatureMark, ...]:
     """The marks that features and other plugins add. All of them are known after the collection."""
-    return _names(config).features
+    return _names(config)[0]
 
 
 def uses_plugin(item: pytest.Item) -> bool:
     """Whether a test uses a fixture of the plugin or of a feature."""
-    return not _names(item.config).fixtures.isdisjoint(getattr(item, "fixturenames", ()))
+    _, fixtures, _ = _names(item.config)
+    return not fixtures.isdisjoint(getattr(item, "fixturenames", ()))
 
 
 def concerns_plugin(item: pytest.Item) -> bool:
     """Whether a test uses a fixture of the plugin or has one of its marks. Every pytest run asks it for each test."""
-    marks = _names(item.config).marks
+    _, _, marks = _names(item.config)
     return uses_plugin(item) or any(mark.name in marks for mark in item.iter_markers())
