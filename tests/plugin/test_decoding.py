@@ -248,7 +248,7 @@ def test_a_slower_prefill_fails_by_the_figures_that_it_moved_and_an_update_accep
     result = decoding.measure()
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
-        ["E *SlowerThanBaseline: batch 2: TTFT is 49 % slower than the baseline *(median 61.0 -> 91.0 ms, *"]
+        ["E *SlowerThanBaseline: batch 2: TTFT is 49 % slower than the baseline *(median 61.0 -> 91.0 ms)*"]
     )
     result.stdout.no_fnmatch_line("*ITL is * slower*")
 

@@ -37,7 +37,7 @@ _POSITIVE = frozenset((Latency, Medians, Session, SavedFigure))
 _BARE = _POSITIVE | {BaseComparison}
 """Their times have no unit in a document: ``median``. Others have: ``capture_seconds``."""
 
-_NULL = {"low": 0.0, "high": math.inf, "noise_ratio": math.inf, "detectable_ratio": math.inf}
+_NULL = {"low": 0.0, "high": math.inf, "noise_ratio": math.inf, "detectable_ratio": math.inf, "drift_ratio": math.inf}
 """What null stands for, by field: a bound that was not found, a spread without enough blocks."""
 
 _LEAST_S, _MOST = 1e-30, 1e15
@@ -134,7 +134,7 @@ def _reader(hint: Any, public: bool) -> _Read:
         return _class_reader(hint, public)
     if isinstance(hint, type) and issubclass(hint, Enum):
         return lambda plain: hint(plain) if plain in {each.value for each in hint} else _refuse("a known word", plain)
-    return _PLAIN.get(hint, lambda plain: plain)
+    return (_PLAIN if public else _PLAIN | _OF_WORKERS).get(hint, lambda plain: plain)
 
 
 def _refuse(needed: str, plain: Any) -> Any:
@@ -149,12 +149,18 @@ def _number(plain: Any) -> Any:
     return plain if type(plain) in (int, float) and not abs(plain) > 1e300 else _refuse("a number", plain)
 
 
-_PLAIN: Mapping[Any, _Read] = {
+_PLAIN: dict[Any, _Read] = {
     str: lambda plain: plain if type(plain) is str else _refuse("a text", plain),
     bool: lambda plain: plain if type(plain) is bool else _refuse("true or false", plain),
     int: _whole,
     float: _number,
 }
+
+_OF_WORKERS: dict[Any, _Read] = {
+    int: lambda plain: plain if type(plain) is int else _refuse("a whole number", plain),
+    float: lambda plain: plain if type(plain) in (int, float) else _refuse("a number", plain),
+}
+"""A worker may send any number: a bound that was not found is infinite."""
 
 
 def _union_reader(kinds: tuple[Any, ...], public: bool) -> _Read:

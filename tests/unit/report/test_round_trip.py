@@ -79,7 +79,8 @@ def drawn_timing(draw):
         reference=draw.choice((None, drawn_latency(draw))), busy_ns=draw.choice((None, nanoseconds(draw))),
         discarded=draw.randrange(3), disturbance=draw.choice(("", "shared")), notes=draw.choice(((), ("quiet",))),
         weighed=draw.choice((None, UndecidedState(quiet=3, least_blocks=9, elapsed_ns=12.5, least_ns=3e9))),
-        measure_ns=draw.randrange(10**10), seed=draw.randrange(2**31), drift_ratio=draw.uniform(0.5, 2.0),
+        measure_ns=draw.randrange(10**10), seed=draw.randrange(2**31),
+        drift_ratio=draw.choice((math.inf, draw.uniform(0.5, 2.0))),
     )  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -157,3 +158,12 @@ def test_what_cannot_travel_is_named():
 def test_what_is_no_report_is_refused(plain):
     with pytest.raises(ValueError, match=r"is missing|a mapping is needed"):
         from_plain(plain)
+
+
+def test_a_worker_sends_numbers_that_no_document_has():
+    endless = replace(
+        timing(), speedup=Interval(estimate=2.0, low=0.0, high=math.inf), noise_ratio=math.inf, seed=2**70,
+        replay=replace(latency(1.0), minimum_ns=0.0),
+    )  # fmt: skip
+    sent = report("a", batch(8, judgement(accept=math.inf), timing=endless))
+    assert from_plain(json.loads(json.dumps(to_plain(sent)))) == sent
