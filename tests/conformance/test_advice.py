@@ -251,3 +251,40 @@ def test_who_follows_a_fix_passes_every_stage(hazard, kind):
     for part, case in ADVICE[hazard].items():
         found = run(case, open_backend(kind))
         assert not any(found.words.values()), part
+
+
+class Sliced(Base):
+    """A cache that is written and read at a Python number."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("kept", torch.zeros(16, 4))
+        self.position = 0
+
+    def forward(self, x):
+        self.kept[self.position : self.position + 1] = x[:1]
+        self.position = (self.position + 1) % 8
+        return self.kept[: self.position + 1].sum(0)
+
+
+class Positioned(Base):
+    """The same as the fix of its finding says."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("kept", torch.zeros(16, 4))
+        self.register_buffer("position", torch.zeros(1, dtype=torch.int64))
+        self.register_buffer("slots", torch.arange(16))
+
+    def forward(self, x):
+        self.kept.index_copy_(0, self.position, x[:1])
+        self.position.add_(1).remainder_(8)
+        return torch.where((self.slots <= self.position)[:, None], self.kept, 0).sum(0)
+
+
+def test_the_fix_of_a_position_in_a_slice_is_the_whole_way():
+    found = run(Case(name="Sliced", build=from_class(Sliced), expected=Expected()), open_backend("cpu"))
+    (fix,) = {each.fix for each in found.audit.errors if each.id == "baked-scalar"}
+    assert fix.startswith("keep positions in a tensor on the device, change it in place, and write with index_copy_")
+    followed = run(Case(name="Positioned", build=from_class(Positioned), expected=Expected()), open_backend("cpu"))
+    assert not any(followed.words.values())

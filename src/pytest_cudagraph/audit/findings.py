@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import linecache
 import operator
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -33,6 +34,12 @@ _WARNED = {
 """What a warning says of each hazard, and its fix: equal calls gave equal results."""
 
 _DRAWN = "draws from the default generator, as replays do"
+_POSITION_FIX = (
+    "keep positions in a tensor on the device, change it in place, and write with index_copy_; read the full length "
+    "with a mask. A slice needs its number on the host"
+)
+_POSITIONS = re.compile(r"aten\.(slice|select|narrow)\b")
+
 _DRAWS_FIX = "none needed. If you want no random numbers, call eval()"
 
 
@@ -225,6 +232,8 @@ def _finding(group: list[RawFinding]) -> Finding:
     first = group[0]
     hazard = CATALOGUE[first.id]
     message, fix = _WARNED[first.id] if first.level == "warning" else (hazard.what, hazard.fix)
+    if first.id == "baked-scalar" and _POSITIONS.search(first.evidence):
+        fix = _POSITION_FIX
     is_legal_draw = first.text.endswith(_DRAWN)
     count = sum(raw.evidence == first.evidence for raw in group)
     times = f" ({count} times)" if count > 1 else ""
