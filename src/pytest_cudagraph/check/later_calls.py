@@ -36,7 +36,7 @@ _STILL_S = 0.1
 """For models whose Python values all stay. Few of them keep state where no walk sees it."""
 
 _DISTANCES = (10, 100, 1_000, 10_000, 100_000)
-"""In calls. They pass every limit on the way; single calls are difference by the numbers in the source."""
+"""In calls. They pass every limit on the way; single calls are met by the numbers in the source."""
 
 _SLOW_DISTANCES = (1_000, 100_000)
 _MOST_DISTANCES = 24
