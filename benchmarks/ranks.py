@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from pytest_cudagraph.report import run_of_document
 from pytest_cudagraph.report.workloads import WorkloadCell, cells_of
 
 MOST_ORDERED = 0.05
@@ -64,7 +65,8 @@ def _measured(copies: int) -> list[WorkloadCell]:
             "no:cacheprovider",
         ]
         pytest.main([name, "--rootdir", name, "-q", "--no-header", "--no-summary", *options])
-        found = cells_of(json.loads((folder / "run.json").read_text(encoding="utf-8")))
+        run = run_of_document(json.loads((folder / "run.json").read_text(encoding="utf-8")))
+        found = cells_of(run.reports, run.workloads)
     return [cell for cell in found if cell.session]
 
 
