@@ -126,8 +126,8 @@ class ModelRun:
     def compile(self) -> None:
         """Compile the model for each batch size. A failed compile is a judgement."""
         self._show(f"compile ({self.case.compile})")
-        cache_dir = self.cache_folder() if self.case.compile == "aot" else Path()
         try:
+            cache_dir = self.cache_folder() if self.case.compile == "aot" else Path()
             compiled = self._stages.compile(self.case.compile, cache_dir=cache_dir, time_limit_s=self.compile_timeout_s)
         except InputError:
             raise
