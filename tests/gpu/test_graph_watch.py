@@ -159,6 +159,7 @@ def test_replays_of_graphs_from_before_the_watch_are_counted_as_unknown(model):
     assert (seen.unknown_replays, seen.replays) == (1, 1)
 
 
+@pytest.mark.filterwarnings("ignore:The AccumulateGrad node")
 def test_graphed_callables_with_a_backward_use_no_freed_memory(model):
     with torch.enable_grad(), graph_watch() as seen:
         graphed = torch.cuda.make_graphed_callables(Mlp().cuda(), (rows(2).requires_grad_(),))

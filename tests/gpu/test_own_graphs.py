@@ -7,7 +7,8 @@ from tests.gpu.own_graphs.faults import CORRECT, FAULTS
 
 from pytest_cudagraph.check.compare import Tolerance
 from pytest_cudagraph.inputs import Example, batch_examples, with_draw
-from pytest_cudagraph.own_graphs.proof import Claim, prove
+from pytest_cudagraph.own_graphs.proof import prove
+from pytest_cudagraph.own_graphs.trial import Claim
 from pytest_cudagraph.own_graphs.watch import graph_watch
 
 

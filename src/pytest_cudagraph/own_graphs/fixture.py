@@ -13,8 +13,9 @@ from pytest_cudagraph import gate, measure, pipeline
 from pytest_cudagraph.check.compare import Tolerance
 from pytest_cudagraph.errors import InputError
 from pytest_cudagraph.foreign import value_text
-from pytest_cudagraph.own_graphs.proof import Claim, OutputRule, prove
+from pytest_cudagraph.own_graphs.proof import prove
 from pytest_cudagraph.own_graphs.result import OwnGraphs, judge_proof, not_judged
+from pytest_cudagraph.own_graphs.trial import Claim, OutputRule
 from pytest_cudagraph.own_graphs.watch import GraphWatch, graph_watch
 from pytest_cudagraph.pipeline.batch_timing import ArmsBudget, CallArguments, preparation, time_arms
 from pytest_cudagraph.pipeline.prepared_model import PreparedModel
