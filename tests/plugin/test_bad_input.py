@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from tests.plugin.conftest import failure_of
 
@@ -69,7 +71,7 @@ def test_a_machine_without_the_gpu_asked_for_is_a_usage_error(project, options):
     assert "INTERNALERROR" not in result.stdout.str() + result.stderr.str()
 
 
-def test_a_mark_on_a_test_is_judged_before_any_test_runs(project):
+def test_a_strict_run_judges_every_mark_before_any_test_runs(project):
     project.pytester.makepyfile(
         """
         import pytest
@@ -82,10 +84,10 @@ def test_a_mark_on_a_test_is_judged_before_any_test_runs(project):
             pass
         """
     )
-    result = project.run()
+    result = project.run("--cudagraph-strict")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(
-        ["ERROR: test_a_mark_on_a_test_is_judged_before_any_test_runs.py::test_second: @pytest.mark.graph_speedup: "
+        ["ERROR: test_a_strict_run_judges_every_mark_before_any_test_runs.py::test_second: @pytest.mark.graph_speedup: "
          "min takes a number above 0; found 'fast'"]
     )  # fmt: skip
 
@@ -94,24 +96,50 @@ MISPLACED = """
 import pytest
 
 def test_good(cudagraph):
-    raise SystemExit("ran")
+    {}
 
 @pytest.mark.graph_speedup(min=1.2)
 def test_marked():
     raise SystemExit("ran")
 """
+ENDS = "raise SystemExit('ran')"
 
 
 # pytest-benchmark 4.0 says on stderr that it is off under xdist: a line of its own, which is not ours to judge.
 UNDER_XDIST = ("-p", "no:benchmark", "-n", "1")
 
 
-@pytest.mark.parametrize(
+alone_and_under_xdist = pytest.mark.parametrize(
     "options", [(), pytest.param(UNDER_XDIST, marks=pytest.mark.contract)], ids=["alone", "under xdist"]
 )
-def test_a_mark_that_is_wrong_is_one_line_in_a_measured_run_too(project, options):
-    project.pytester.makepyfile(test_user=MISPLACED)
-    result = project.measure(*options)
+
+
+@alone_and_under_xdist
+def test_a_mark_that_is_wrong_fails_its_test_and_the_others_run(project, options, golden):
+    project.pytester.makepyfile(test_user=MISPLACED.format("pass") + BAD_VALUE)
+    result = project.measure("--cudagraph-only", *options)
+    result.assert_outcomes(passed=1, errors=3)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    told = [line for line in result.outlines if re.match(r"(ERROR )?test_user.py::.*@pytest.mark", line)]
+    golden("plugin/bad_mark.txt", "\n".join(sorted(told)))
+
+
+BAD_VALUE = """
+@pytest.mark.graph_speedup(device="cuda", min="fast")
+def test_value(cudagraph):
+    raise SystemExit("ran")
+
+@pytest.mark.xfail
+@pytest.mark.graph_speedup(mni=1.2)
+def test_expected_to_fail(cudagraph):
+    raise SystemExit("ran")
+"""
+
+
+@alone_and_under_xdist
+def test_a_mark_that_is_wrong_is_one_line_of_a_strict_run(project, options):
+    project.pytester.makepyfile(test_user=MISPLACED.format(ENDS))
+    result = project.measure("--cudagraph-strict", *options)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     assert [line for line in result.errlines if line] == [
         "ERROR: test_user.py::test_marked: @pytest.mark.graph_speedup needs a test that uses one of these fixtures: "

@@ -98,6 +98,6 @@ def test_an_escape_in_a_mark_reaches_no_terminal(project):
         """
     )
     result = project.measure()
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["ERROR: test_user.py::test_marked: *min takes a number above 0; found [?][[]2J"])
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["test_user.py::test_marked: *min takes a number above 0; found [?][[]2J"])
     assert CLEAR not in shown(result)

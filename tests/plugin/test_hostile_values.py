@@ -176,12 +176,11 @@ MARKS = {
 
 
 @pytest.mark.parametrize("mark", MARKS)
-def test_a_hostile_value_in_a_mark_is_one_usage_error_of_that_test(hostile, mark):
+def test_a_hostile_value_in_a_mark_is_one_error_of_that_test(hostile, mark):
     lines = "from models import *\nimport pytest\n\n@pytest.mark.graph_speedup({})\ndef test_marked(cudagraph): pass"
     hostile.pytester.makepyfile(test_user=lines.format(mark))
     result = hostile.measure()
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    (told,) = [line for line in result.errlines if line]
-    assert told.startswith("ERROR: test_user.py::test_marked: @pytest.mark.graph_speedup")
+    result.assert_outcomes(errors=1)
+    (told,) = [line for line in result.outlines if line.startswith("test_user.py::test_marked: @pytest.mark.")]
     assert MARKS[mark] in told
     assert "INTERNALERROR" not in result.stdout.str()

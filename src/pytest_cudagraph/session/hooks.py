@@ -15,6 +15,7 @@ from pytest_cudagraph.foreign import printable_lines
 from pytest_cudagraph.session import ci, devices, run_end, terminal, workers
 from pytest_cudagraph.session.state_keys import (
     ADDITIONS,
+    BAD_MARK,
     BASE,
     CALL_LOCK,
     COLLECTED,
@@ -75,21 +76,35 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def choose_tests(config: pytest.Config, items: list[pytest.Item]) -> Generator[None, None, None]:
-    """Parse every mark before the first test, so that an error ends the run. Apply ``--cudagraph-only``.
+    """Parse every mark before the first test: a mistake fails its test or a strict run. Apply ``--cudagraph-only``.
 
     This is ``pytest_collection_modifyitems``. ``plugin`` calls it, because this module may be loaded during that hook.
     """
     with _usage_error_to_controller(config, items):
         for item in filter(concerns_plugin, items):
-            marks_of(item)
+            _parse_marks(item, is_strict=config.stash[SETTINGS].strict)
     if config.stash[SETTINGS].only:
-        others = [item for item in items if not uses_plugin(item)]
-        items[:] = [item for item in items if uses_plugin(item)]
+        others = [item for item in items if not _is_ours(item)]
+        items[:] = [item for item in items if _is_ours(item)]
         if others:
             config.hook.pytest_deselected(items=others)
     config.stash[SELECTED] = True
     yield
     ci.choose_benchmarks(config, items)
+
+
+def _parse_marks(item: pytest.Item, *, is_strict: bool) -> None:
+    try:
+        marks_of(item)
+    except pytest.UsageError as mistake:
+        if is_strict:
+            raise
+        item.stash[BAD_MARK] = printable_lines(str(mistake))
+
+
+def _is_ours(item: pytest.Item) -> bool:
+    """Whether ``--cudagraph-only`` keeps a test. A mark without a fixture is a mistake, which must be told."""
+    return uses_plugin(item) or BAD_MARK in item.stash
 
 
 @contextmanager
@@ -138,7 +153,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     ours = [item for item in session.items if uses_plugin(item)]
     config.stash[OURS].update(item.nodeid for item in ours)
     with _usage_error_to_controller(config, session.items):
-        devices.open_all(config, ours)
+        devices.open_all(config, [item for item in ours if BAD_MARK not in item.stash])
 
 
 def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
@@ -192,9 +207,14 @@ def pytest_runtestloop(session: pytest.Session) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Drop the results of an earlier attempt: of a test that runs again the last attempt counts."""
+    """Drop the results of an earlier attempt: of a test that runs again the last attempt counts.
+
+    A test with a mistake in its marks fails here, also where it is skipped or expected to fail.
+    """
     workers.forget(item.config, item.nodeid)
     item.user_properties[:] = [pair for pair in item.user_properties if not pair[0].startswith("cudagraph")]
+    if BAD_MARK in item.stash:
+        pytest.fail(item.stash[BAD_MARK], pytrace=False)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -38,6 +38,8 @@ DESELECTED: pytest.StashKey[bool] = pytest.StashKey()
 RUN_SUMMARY: pytest.StashKey[RunSummary] = pytest.StashKey()
 MARKS: pytest.StashKey[MarkSettings] = pytest.StashKey()
 """On the item: its marks, parsed at collection. Read them with :func:`marks_of`."""
+BAD_MARK: pytest.StashKey[str] = pytest.StashKey()
+"""On the item: what is wrong with its marks, which its setup tells. Absent without a mistake."""
 MISTAKE: pytest.StashKey[str] = pytest.StashKey()
 """In an xdist worker: the usage error that the controller raises. Absent without one."""
 WHY_SHARED: pytest.StashKey[str] = pytest.StashKey()
