@@ -98,6 +98,51 @@ class WholeMask(SmallDecoder):
         return super().forward(tokens) + 0 * mask[0, 0, 0]
 
 
+class ForgetsWhatItAppends(SmallDecoder):
+    """Its cache keeps no token of some calls: as a decoder that writes to a dummy slot while it is captured."""
+
+    rows_kept = 0
+
+    def forgets(self, tokens):
+        try:
+            return torch.cuda.is_current_stream_capturing()
+        except RuntimeError:  # a build without CUDA, outside of a capture
+            return False
+
+    def forward(self, tokens):
+        caches = [cache for layer in self.layers for cache in (layer.keys, layer.values)]
+        before = [cache.clone() for cache in caches]
+        logits = super().forward(tokens)
+        for cache, old in zip(caches, before, strict=True) if self.forgets(tokens) else ():
+            cache[self.rows_kept :] = old[self.rows_kept :]
+        return logits
+
+
+class ForgetsRowsUnderCapture(ForgetsWhatItAppends):
+    rows_kept = 2
+
+
+class ForgetsChunks(ForgetsWhatItAppends):
+    def forgets(self, tokens):
+        return tokens.shape[1] == 8
+
+
+class LeaksItsRotaryTable(SmallDecoder):
+    """A long text stretches the table, and reset() does not restore it."""
+
+    def forward(self, tokens):
+        self.sin.mul_(self.position[0] < 9)
+        return super().forward(tokens)
+
+
+class ScaleOfAllRows(SmallDecoder):
+    """As a cache in int8 with one scale for all rows: copies of a row do not move it."""
+
+    def forward(self, tokens):
+        logits = super().forward(tokens)
+        return logits / logits.detach().amax((0, 1, 2))
+
+
 class Counts(SmallDecoder):
     """Its next token is the last one plus 1, modulo 4: a text that repeats."""
 
@@ -215,6 +260,24 @@ FAULTS = {
     "position in Python, padded": Fault(
         run=partial(generated, rows=3), decoder=PositionInPython, missed={"tokens": "differ from eager's, first in row"}
     ),
+    "captured step that never writes the cache": Fault(
+        decoder=ForgetsWhatItAppends, missed={"tokens": "differ from eager's, first in row"}
+    ),
+    "captured step that never writes the cache, padded": Fault(
+        run=partial(generated, rows=3), decoder=ForgetsWhatItAppends, missed={"tokens": "differ from eager's, first in"}
+    ),
+    "captured step that never writes the cache, looked up": Fault(
+        run=looked_up, decoder=ForgetsWhatItAppends, missed={"tokens": "differ from eager's, first in row"}
+    ),
+    "captured step that writes the cache of two rows": Fault(
+        decoder=ForgetsRowsUnderCapture, missed={"tokens": "differ from eager's, first in row"}
+    ),
+    "rotary table that reset() leaves stretched": Fault(
+        decoder=LeaksItsRotaryTable, missed={"tokens": "differ from eager's, first in row"}
+    ),
+    "scale of all rows, padded": Fault(
+        run=partial(generated, rows=3), decoder=ScaleOfAllRows, missed={"tokens": "differ from eager's, first in row"}
+    ),
     "one token flipped in row 3": Fault(engine=FlipsRowThree, missed={"tokens": "first in row 3, token 7:"}),
     "no rewind after a rejection": Fault(run=looked_up, engine=NeverRewinds, missed={"tokens": "differ from eager's"}),
     "one rejected token rewound of three": Fault(
@@ -228,6 +291,9 @@ FAULTS = {
     "chunks that overlap": Fault(
         run=prefilled, planted=partial(patch.object, prefill, "parts", overlapping),
         missed={"tokens": "must give the logits and the cache of one call"},
+    ),
+    "chunks that the cache does not keep": Fault(
+        run=prefilled, decoder=ForgetsChunks, missed={"tokens": "must give the logits and the cache of one call"}
     ),
     "a mask of the whole cache for each chunk": Fault(
         run=prefilled, decoder=WholeMask, missed={"bytes": "take 0.9"}

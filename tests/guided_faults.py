@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from examples.small_decoder import SmallDecoder
-from tests.decoding_faults import TOLERANCE, PositionInPython
+from tests.decoding_faults import TOLERANCE, ForgetsWhatItAppends, PositionInPython
 
 from pytest_cudagraph import DecodeEngine, choice, ebnf, json_schema, regex
 from pytest_cudagraph.decoding.engine import call_decoder
@@ -159,6 +159,9 @@ FAULTS = {
     ),
     "mask stale by one step": Fault(guided=MaskOfBefore, missed={"mask": "the mask of the step before allows it"}),
     "position in Python": Fault(decoder=PositionInPython, missed={"tokens": "differ from eager's, first in row"}),
+    "captured step that never writes the cache": Fault(
+        decoder=ForgetsWhatItAppends, missed={"tokens": "differ from eager's, first in row"}
+    ),
     "control characters in JSON strings": Fault(
         decoder=Prefers, grammar=lambda: json_schema(TEXT), missed={"validity": "0 of 3 completed outputs valid"}
     ),

@@ -54,8 +54,8 @@ class DecodeEngine:
     """Greedy generation with one graph per batch size and width. A width is the number of tokens of a call.
 
     A prompt is prefilled without a graph, because its length varies and its operations are long. Each further token is
-    one replay of the graph of width 1. Fewer rows than a graph has are padded with copies of the last row. More rows
-    than the largest graph run eagerly, which the receipt counts. One generation at a time: they share the cache.
+    one replay of the graph of width 1. Fewer rows than a graph has are padded with another request. More rows than the
+    largest graph run eagerly, which the receipt counts. One generation at a time: they share the cache.
     """
 
     def __init__(
@@ -167,10 +167,10 @@ class DecodeEngine:
         """The ``count`` steps of a generation. The first is the prefill. The next step overwrites a step's tensors."""
         rows = prompts.shape[0]
         size = self.rows_of_graph(rows) if graphs else rows
-        step = self.prefill(padded(prompts, size), chunk)
+        step = self.prefill(self.padded(prompts, size), chunk)
         yield step
         for at in range(1, count):
-            tokens = step.tokens[:, -1:] if forced is None else padded(forced[:, at - 1 : at], size)
+            tokens = step.tokens[:, -1:] if forced is None else self.padded(forced[:, at - 1 : at], size)
             step = self.step(tokens) if graphs else call_decoder(self.decoder, tokens)
             yield step
 
@@ -202,6 +202,28 @@ class DecodeEngine:
             receipt=self.receipt(count - 1, self.replays - before, rows),
             logits=torch.cat(logits, 1) if logits else None,
         )
+
+    def padded(self, tokens: torch.Tensor, rows: int) -> torch.Tensor:
+        """Tokens (n, count) with other requests, up to ``rows`` rows.
+
+        Each is the last row with every id moved by a constant: as a copy it would hide what rows share, such as a
+        scale, and it still repeats where that row does.
+        """
+        missing = rows - tokens.shape[0]
+        if not missing:
+            return tokens
+        moved = tokens[-1:] + torch.arange(1, missing + 1, device=tokens.device)[:, None]
+        return torch.cat((tokens, moved % self.vocabulary))
+
+    def overwrite_cache(self, prompts: torch.Tensor, count: int) -> None:
+        """Generate ``count`` tokens eagerly from another request of the same shape, in every row of the graph.
+
+        Two generations of the same tokens would share a cache that the second one need not write.
+        """
+        rows, length = self.rows_of_graph(prompts.shape[0]), prompts.shape[1]
+        generator = torch.Generator().manual_seed(_SEED)
+        tokens = torch.randint(0, self.vocabulary, (rows, length + count), generator=generator).to(self.device)
+        self.generate(tokens[:, :length], count, graphs=False, forced=tokens[:, length:])
 
     def check_prompts(self, prompts: Any, count: int) -> None:
         """Raise :class:`~pytest_cudagraph.errors.InputError` for prompts that this decoder cannot continue."""
@@ -248,14 +270,12 @@ def _backend_of(decoder: Decoder) -> Backend:
     return open_backend("cuda" if is_on_gpu else "cpu")
 
 
+_SEED = 1_000_033
+"""Other than those of prompts: a request that overwrites the cache must have other tokens."""
+
+
 def parts(tokens: torch.Tensor, chunk: int | None) -> Iterator[torch.Tensor]:
     """Tokens (rows, n) in parts of ``chunk``, without overlap. The last may be shorter. None: one part."""
     width = tokens.shape[1] if chunk is None else chunk
     for start in range(0, tokens.shape[1], width):
         yield tokens[:, start : start + width]
-
-
-def padded(tokens: torch.Tensor, rows: int) -> torch.Tensor:
-    """Tokens with copies of the last row, up to ``rows`` rows."""
-    missing = rows - tokens.shape[0]
-    return tokens if not missing else torch.cat((tokens, tokens[-1:].expand(missing, -1)))

@@ -9,7 +9,7 @@ import torch
 
 from pytest_cudagraph import audit, gate
 from pytest_cudagraph.decoding.agreement import compare_with_eager, judge_steps, judge_tokens
-from pytest_cudagraph.decoding.engine import DecodeEngine, call_decoder, padded
+from pytest_cudagraph.decoding.engine import DecodeEngine, call_decoder
 from pytest_cudagraph.decoding.prefill import prefill_bytes
 from pytest_cudagraph.decoding.prompts import GenerationSettings, prompts_of
 from pytest_cudagraph.decoding.results import Generation, TokenAgreement, TokenDifference
@@ -77,11 +77,11 @@ class GreedyRun:
         # At the graph's own size, so that both arms compute the same.
         rows = self.engine.rows_of_graph(size)
         with device_context.backend.running():
-            steps = RepeatedSteps(self.engine, padded(prompts, rows))
+            steps = RepeatedSteps(self.engine, self.engine.padded(prompts, rows))
             show = functools.partial(self._show, size)
             timing = time_arms(steps.arms(), budget, steps.rewind, device_context, show)
         timing = per_step(timing, steps.steps)
-        memory = prefill_bytes(self.engine.decoder, padded(prompts, rows))
+        memory = prefill_bytes(self.engine.decoder, self.engine.padded(prompts, rows))
         graph = self.engine.graph(rows)
         receipt = replace(graph.receipt, replays=graph.replays)
         batch = device_context.measured_batch(case.name, size, timing, receipt, times.figures())

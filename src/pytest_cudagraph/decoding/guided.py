@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from pytest_cudagraph.backends.buffers import describe
-from pytest_cudagraph.decoding.engine import DecodeEngine, Generated, Step, call_decoder, padded
+from pytest_cudagraph.decoding.engine import DecodeEngine, Generated, Step, call_decoder
 from pytest_cudagraph.decoding.guided_results import GuidedOutput, GuidedTimes
 from pytest_cudagraph.decoding.prompts import GenerationSettings
 from pytest_cudagraph.decoding.results import GenerationReceipt
@@ -72,6 +72,10 @@ class GuidedEngine:
         """As for the engine."""
         return self.engine.rows_of_graph(rows)
 
+    def overwrite_cache(self, prompts: torch.Tensor, count: int) -> None:
+        """As for the engine."""
+        self.engine.overwrite_cache(prompts, count)
+
     def masks(self, rows: int, size: int) -> RowMasks:
         """Masks for ``rows`` rows, padded to ``size``."""
         pinned = torch.device(self.engine.device).type == "cuda"
@@ -93,11 +97,11 @@ class GuidedEngine:
         size = self.rows_of_graph(rows) if graphs else rows
         masks = self.masks(rows, size)
         masks.fill()
-        step = engine.prefill(padded(prompts, size))
+        step = engine.prefill(engine.padded(prompts, size))
         for at in range(1, count + 1):
             tokens = self.choose(step.logits[:, -1], masks, graphs=graphs)
             yield Step(tokens, step.logits[:, -1:])
-            given = tokens if forced is None else padded(forced[:, at - 1 : at], size)
+            given = tokens if forced is None else engine.padded(forced[:, at - 1 : at], size)
             chosen = given[:rows, 0].tolist()
             self._check_ids(chosen)
             if at == count or masks.ends_with(chosen):
@@ -175,7 +179,7 @@ class RepeatedGuidedSteps:
         size = guided.rows_of_graph(self._rows)
         self._masks = guided.masks(self._rows, size)
         self._masks.fill()
-        step = self._engine.prefill(padded(prompts, size))
+        step = self._engine.prefill(self._engine.padded(prompts, size))
         self._first = guided.choose(step.logits[:, -1], self._masks).clone()
         self._moved = 0
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 
 from pytest_cudagraph.decoding.agreement import compare_logits, judge_steps, judge_tokens
-from pytest_cudagraph.decoding.engine import DecodeEngine, Generated, padded
+from pytest_cudagraph.decoding.engine import DecodeEngine, Generated
 from pytest_cudagraph.decoding.prompts import GenerationSettings
 from pytest_cudagraph.decoding.results import GenerationReceipt, Lookup, TokenAgreement
 from pytest_cudagraph.errors import InputError
@@ -154,11 +154,12 @@ def run_lookup(
     if not engine.has_graph(size, request.k + 1):
         engine.capture(size, request.k + 1)
     eager = engine.generate(prompts, count, graphs=False, keep_logits=True)
+    engine.overwrite_cache(prompts, count)
     run = LookupRun(
         engine=engine,
         request=request,
-        prompts=padded(prompts, size),
-        expected=padded(eager.tokens, size),
+        prompts=engine.padded(prompts, size),
+        expected=engine.padded(eager.tokens, size),
         rows=rows,
     )
     with device_context.backend.running():
