@@ -22,11 +22,11 @@ SHOWN = 5
 
 LIMITS = {
     "lines of src": 41_000,
-    "modules of src": 285,
+    "modules of src": 265,
     "lines of the core": 30_000,
-    "modules of the core": 205,
+    "modules of the core": 197,
     "lines of tests": 49_000,
-    "circles of imports": 4,
+    "circles of imports": 0,
     "class names twice": 0,
     "public names": 90,
     f"functions over {LONG_FUNCTION} lines": 8,

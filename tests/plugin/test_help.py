@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pytest_cudagraph.decoding.plugin import DECODE
+from pytest_cudagraph.decoding.mark import DECODE
 from pytest_cudagraph.settings.registered import FIXTURES, MARK, OPTIONS, WORKLOAD_MARK
 
 

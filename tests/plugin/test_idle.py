@@ -17,6 +17,7 @@ def pytest_unconfigure(config):
 LIGHT = [
     "pytest_cudagraph",
     "pytest_cudagraph.decoding",
+    "pytest_cudagraph.decoding.mark",
     "pytest_cudagraph.decoding.plugin",
     "pytest_cudagraph.hook_specs",
     "pytest_cudagraph.own_graphs",

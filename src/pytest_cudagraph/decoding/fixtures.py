@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_cudagraph.decoding.plugin import DECODE
+from pytest_cudagraph.decoding.mark import DECODE
 from pytest_cudagraph.errors import InputError
 from pytest_cudagraph.foreign import value_text
 from pytest_cudagraph.session.context import FixtureContext

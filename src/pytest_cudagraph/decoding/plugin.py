@@ -11,22 +11,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_cudagraph.settings.parsing import flag, lengths
-from pytest_cudagraph.settings.registered import FeatureMark
+from pytest_cudagraph.decoding.mark import DECODE
 
 if TYPE_CHECKING:
     from pytest_cudagraph.decoding.fixtures import MakeDecodeEngine
     from pytest_cudagraph.decoding.modes.fixtures import CompareModes
     from pytest_cudagraph.errors import GraphTestFailure
-
-DECODE = FeatureMark(
-    name="decode",
-    help="decode(*, min_speedup=1.15 | {batch: min}, prompt_lengths, output_lengths, batch_sizes, max_slowdown, "
-    "exact, device, rtol, atol, time_budget): gate what the decode_engine fixture generates with captured steps",
-    fixtures=frozenset({"decode_engine", "engine_modes"}),
-    parsers={"prompt_lengths": lengths(least=1), "output_lengths": lengths(least=2), "exact": flag},
-    settings=("min_speedup", "max_slowdown", "batch_sizes", "device", "rtol", "atol", "time_budget"),
-)
+    from pytest_cudagraph.settings.registered import FeatureMark
 
 
 def pytest_cudagraph_marks() -> Sequence[FeatureMark]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from pytest_cudagraph.decoding.plugin import DECODE
+from pytest_cudagraph.decoding.mark import DECODE
 from pytest_cudagraph.session.context import FixtureContext
 from pytest_cudagraph.session.exceptions import hide_plugin_frames
 from pytest_cudagraph.session.scenario_run import ScenarioContext, results, run_scenario

@@ -11,6 +11,7 @@ from tests.engines import CountingEngine
 from tests.facts import CPU, H200, MODE_FAILURE, modes
 
 from pytest_cudagraph import InputError, transformers_engine
+from pytest_cudagraph.decoding.mark import DECODE
 from pytest_cudagraph.decoding.modes import compare
 from pytest_cudagraph.decoding.modes.compare import ModesRequest, ModesRun, fallback_notes, token_ids
 from pytest_cudagraph.decoding.modes.mode_run import ModeRun, RowStamps
@@ -23,7 +24,6 @@ from pytest_cudagraph.decoding.modes.results import (
     judge_mode_speed,
     judge_mode_tokens,
 )
-from pytest_cudagraph.decoding.plugin import DECODE
 from pytest_cudagraph.decoding.results import GenerationReceipt
 from pytest_cudagraph.session.scenario_run import ScenarioContext
 from pytest_cudagraph.settings.case import CallSettings, make_case
