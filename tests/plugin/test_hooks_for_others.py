@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -219,3 +220,36 @@ def test_a_plugin_adds_to_the_document_and_the_summary_for_a_model_that_passed(p
     document = json.loads((project.path / "run.json").read_text(encoding="utf-8"))
     name = "test_user.py::test_passes"
     assert document["sizes"] == [{"nodeid": name, "name": name, "sizes": 1}]
+
+
+ROOT = Path(__file__).parents[2]
+TELL_ACCEPT = [
+    ROOT / "docs" / "options.md",
+    PAGE,
+    ROOT / "CHANGELOG.md",
+    ROOT / "src/pytest_cudagraph/settings/parsing.py",
+]
+STEPS = """
+import pytest
+from models import *
+
+class Steps(Mlp):
+    step = 0
+
+    def forward(self, x):
+        self.step += 1
+        return super().forward(x) + x.new_zeros(4) * self.step
+
+@pytest.mark.parametrize("used", [pytest.param(True, marks=pytest.mark.graph_speedup(accept=EXAMPLE)), False])
+def test_steps(cudagraph, used):
+    cudagraph(Steps().eval(), torch.randn(1, 16), batch_sizes=[1], min_speedup=0.001)
+"""
+
+
+@pytest.mark.parametrize("page", TELL_ACCEPT, ids=lambda page: page.name)
+def test_a_printed_example_of_accept_lets_a_test_pass_that_failed(project, page):
+    (example,) = set(re.findall(r'\{"[a-z-]+": "(?!\{)[^"]+"\}', page.read_text(encoding="utf-8")))
+    project.pytester.makepyfile(test_user=STEPS.replace("EXAMPLE", example))
+    result = project.measure()
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(["*AuditFailed: *", "test_user.py::test_steps[[]True[]] * passed"])

@@ -76,10 +76,10 @@ def name(value: Any) -> str:
 def reasons(value: Any) -> dict[str, str]:
     """Why each hazard is accepted, by its id."""
     if not isinstance(value, Mapping) or not value:
-        raise ValueError('a reason per hazard, such as {"rng": "sampling is meant"}')
+        raise ValueError('a reason per hazard, such as {"baked-scalar": "times zero"}')
     for hazard, reason in value.items():
         if not all(isinstance(text, str) and text.strip() for text in (hazard, reason)):
-            raise ValueError('a reason per hazard, such as {"rng": "sampling is meant"}')
+            raise ValueError('a reason per hazard, such as {"baked-scalar": "times zero"}')
     return dict(value)
 
 
