@@ -524,16 +524,6 @@ def a_cached_output_is_handed_out():
 
 
 # ---- streams, threads, random numbers
-@fault("wrong", "unordered")
-def the_copy_runs_on_a_stream_of_its_own():
-    class Faulty(Buckets):
-        def fill(self, buffers, args, count):
-            with torch.cuda.stream(torch.cuda.Stream()):
-                super().fill(buffers, args, count)
-
-    return mlp(Faulty, streams=True)
-
-
 @fault("wrong")
 def part_of_the_work_runs_outside_of_the_capture():
     class Faulty(Buckets):
