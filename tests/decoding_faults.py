@@ -143,6 +143,24 @@ class ScaleOfAllRows(SmallDecoder):
         return logits / logits.detach().amax((0, 1, 2))
 
 
+class NotFinite(SmallDecoder):
+    """Its logits are no numbers from the tenth token on, eagerly and captured."""
+
+    value = float("nan")
+
+    def forward(self, tokens):
+        logits = super().forward(tokens)
+        return torch.where(self.position[: tokens.shape[0], None, None] > 9, self.value, logits)
+
+
+class Infinite(NotFinite):
+    value = float("inf")
+
+
+class RulesAllOut(NotFinite):
+    value = -float("inf")
+
+
 class Counts(SmallDecoder):
     """Its next token is the last one plus 1, modulo 4: a text that repeats."""
 
@@ -277,6 +295,18 @@ FAULTS = {
     ),
     "scale of all rows, padded": Fault(
         run=partial(generated, rows=3), decoder=ScaleOfAllRows, missed={"tokens": "differ from eager's, first in row"}
+    ),
+    "logits that are not numbers": Fault(decoder=NotFinite, missed={"finite": "row 0, token 4 has nan"}),
+    "logits that are infinite": Fault(decoder=Infinite, missed={"finite": "row 0, token 4 has inf"}),
+    "logits that rule every token out": Fault(decoder=RulesAllOut, missed={"finite": "row 0, token 4 has only -inf"}),
+    "logits that are not numbers, padded": Fault(
+        run=partial(generated, rows=3), decoder=NotFinite, missed={"finite": "row 0, token 4 has nan"}
+    ),
+    "logits that are not numbers, looked up": Fault(
+        run=looked_up, decoder=NotFinite, missed={"finite": "row 0, token 0 has nan"}
+    ),
+    "logits that are not numbers, in chunks": Fault(
+        run=prefilled, decoder=NotFinite, missed={"finite": "the last token of one call has nan"}
     ),
     "one token flipped in row 3": Fault(engine=FlipsRowThree, missed={"tokens": "first in row 3, token 7:"}),
     "no rewind after a rejection": Fault(run=looked_up, engine=NeverRewinds, missed={"tokens": "differ from eager's"}),

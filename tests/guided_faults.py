@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from examples.small_decoder import SmallDecoder
-from tests.decoding_faults import TOLERANCE, ForgetsWhatItAppends, PositionInPython
+from tests.decoding_faults import TOLERANCE, ForgetsWhatItAppends, NotFinite, PositionInPython
 
 from pytest_cudagraph import DecodeEngine, choice, ebnf, json_schema, regex
 from pytest_cudagraph.decoding.engine import call_decoder
@@ -162,6 +162,7 @@ FAULTS = {
     "captured step that never writes the cache": Fault(
         decoder=ForgetsWhatItAppends, missed={"tokens": "differ from eager's, first in row"}
     ),
+    "logits that are not numbers": Fault(decoder=NotFinite, missed={"finite": "row 0, token 4 has nan"}),
     "control characters in JSON strings": Fault(
         decoder=Prefers, grammar=lambda: json_schema(TEXT), missed={"validity": "0 of 3 completed outputs valid"}
     ),

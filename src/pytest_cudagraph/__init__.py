@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         EngineFailed,
         FellBackToEager,
         InvalidOutput,
+        LogitsNotFinite,
         StepNotReplayed,
         TokenMismatch,
         TokenNotAllowed,
@@ -132,6 +133,7 @@ __all__ = [
     "Judgement",
     "LoadRequest",
     "LoadedEngine",
+    "LogitsNotFinite",
     "MeasuredBatch",
     "ModelStatistics",
     "NotProven",
@@ -186,8 +188,8 @@ _HOMES = {
         "gate": "judge_speedup",
         "decoding.decoder": "Decoder",
         "decoding.engine": "DecodeEngine",
-        "decoding.errors": "EngineFailed FellBackToEager InvalidOutput StepNotReplayed TokenMismatch TokenNotAllowed "
-        "TooFewTokensPerStep TooManyBytes TooMuchOverhead",
+        "decoding.errors": "EngineFailed FellBackToEager InvalidOutput LogitsNotFinite StepNotReplayed TokenMismatch "
+        "TokenNotAllowed TooFewTokensPerStep TooManyBytes TooMuchOverhead",
         "decoding.grammars": "Grammar choice ebnf json_schema python_source regex",
         "decoding.modes.engines": "Engine EngineFacts LoadRequest LoadedEngine VllmEngine vllm",
         "decoding.results": "GenerationReceipt",

@@ -12,6 +12,7 @@ from pytest_cudagraph.check.compare import Tolerance
 from pytest_cudagraph.decoding.engine import Generated
 from pytest_cudagraph.decoding.results import (
     GenerationReceipt,
+    NotFiniteLogits,
     TokenAgreement,
     TokenDifference,
 )
@@ -25,7 +26,7 @@ _BFLOAT16_RTOL = 0.016
 class TokenComparison(NamedTuple):
     """How a generation by graphs compares with eager, and how its steps ran."""
 
-    tokens: TokenAgreement | TokenDifference
+    tokens: TokenAgreement | TokenDifference | NotFiniteLogits
     receipt: GenerationReceipt
 
 
@@ -59,6 +60,8 @@ def compare_with_eager(engine: Generates, prompts: torch.Tensor, count: int, tol
         found = engine.generate(prompts, count, forced=eager.tokens, keep_logits=True)
         return TokenComparison(compare_logits(eager, found, tolerance), found.receipt)
     found = engine.generate(prompts, count)
+    if not_finite := not_finite_logits(eager.logits):
+        return TokenComparison(not_finite, found.receipt)
     if torch.equal(eager.tokens, found.tokens):
         return TokenComparison(TokenAgreement(compared=eager.tokens.numel(), same_shapes=True), found.receipt)
     return TokenComparison(_difference(eager, found, eager.tokens != found.tokens, None), found.receipt)
@@ -71,7 +74,20 @@ class _Largest(NamedTuple):
     tolerance: float
 
 
-def compare_logits(eager: Generated, found: Generated, tolerance: Tolerance) -> TokenAgreement | TokenDifference:
+def not_finite_logits(logits: torch.Tensor | None) -> NotFiniteLogits | None:
+    """The first place in time of logits (rows, count, vocabulary) that is no choice. -inf rules a token out."""
+    assert logits is not None
+    largest = logits.amax(-1)
+    places = (~largest.isfinite()).T.nonzero()
+    if not len(places):
+        return None
+    position, row = (int(index) for index in places[0])
+    return NotFiniteLogits(row=row, position=position, largest=float(largest[row, position]))
+
+
+def compare_logits(
+    eager: Generated, found: Generated, tolerance: Tolerance
+) -> TokenAgreement | TokenDifference | NotFiniteLogits:
     """Compare two generations whose steps got the same tokens.
 
     At each place the logits may differ by ``atol + rtol * size`` of :func:`_tolerance_of_model` and :func:`_sizes`: a
@@ -80,6 +96,8 @@ def compare_logits(eager: Generated, found: Generated, tolerance: Tolerance) -> 
     """
     assert eager.logits is not None
     assert found.logits is not None
+    if not_finite := not_finite_logits(eager.logits):
+        return not_finite
     expected, (rtol, atol) = _wide(eager.logits), _tolerance_of_model(eager.logits.dtype, tolerance)
     differences = absolute_differences(expected, _wide(found.logits)).amax(-1)
     allowed = atol + rtol * _sizes(expected)
@@ -178,9 +196,14 @@ def judge_steps(receipt: GenerationReceipt, *, step: str = "decode step") -> Jud
 
 
 def judge_tokens(
-    found: TokenAgreement | TokenDifference, *, exact: bool, findings: Sequence[Finding] = ()
+    found: TokenAgreement | TokenDifference | NotFiniteLogits, *, exact: bool, findings: Sequence[Finding] = ()
 ) -> Judgement:
-    """Wrong if a token differs from eager's. ``exact`` forbids ties too. ``findings`` are the likely cause."""
+    """Wrong if a token differs from eager's. ``exact`` forbids ties too. ``findings`` are the likely cause.
+
+    Without finite logits of eager there is nothing to compare: then it is the gate ``finite`` that is missed.
+    """
+    if isinstance(found, NotFiniteLogits):
+        return judge_finite(f"row {found.row}, token {found.position}", found.text)
     if isinstance(found, TokenDifference):
         return _different(found, findings)
     how = "in the same shapes" if found.same_shapes else "teacher-forced"
@@ -191,6 +214,17 @@ def judge_tokens(
         return Judgement(gate="tokens", verdict=Verdict.WRONG, reason=reason, evidence=evidence)
     reason = f"{plural(found.compared, 'token')} equal to eager's, {how}{ties}"
     return Judgement(gate="tokens", verdict=Verdict.PASSED, reason=reason, evidence=evidence)
+
+
+def judge_finite(place: str, text: str) -> Judgement:
+    """Wrong: at ``place`` the eager reference has the logits of ``text``."""
+    return Judgement(
+        gate="finite",
+        verdict=Verdict.WRONG,
+        reason=f"eager's logits must be finite (-inf rules a token out); {place} has {text}",
+        evidence=("no graph is involved: the decoder gives these logits without one",),
+        remedy="fix: look at the weights, their dtype, and rows of the mask that allow nothing",
+    )
 
 
 def _different(found: TokenDifference, findings: Sequence[Finding]) -> Judgement:

@@ -13,6 +13,10 @@ class TokenMismatch(GraphTestFailure):
     """Tokens that captured steps generate differ from eager's. No timing is shown or saved."""
 
 
+class LogitsNotFinite(GraphTestFailure):
+    """The decoder's own logits, without a graph, are not numbers that can be compared."""
+
+
 class TooManyBytes(GraphTestFailure):
     """A prefill in chunks takes more bytes than the test allows."""
 
@@ -44,6 +48,7 @@ class FellBackToEager(GraphTestFailure):
 FAILURES: dict[str, type[GraphTestFailure]] = {
     "steps": StepNotReplayed,
     "tokens": TokenMismatch,
+    "finite": LogitsNotFinite,
     "bytes": TooManyBytes,
     "lookup": TooFewTokensPerStep,
     "mask": TokenNotAllowed,

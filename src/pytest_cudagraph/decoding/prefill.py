@@ -14,7 +14,7 @@ from pytest_cudagraph import pytree, state
 from pytest_cudagraph.backends.capture_mode import ObservingMode, claims_capture, replaced
 from pytest_cudagraph.backends.cpu.operators import traits_of
 from pytest_cudagraph.check.compare import Tolerance
-from pytest_cudagraph.decoding.agreement import absolute_differences
+from pytest_cudagraph.decoding.agreement import absolute_differences, judge_finite, not_finite_logits
 from pytest_cudagraph.decoding.decoder import Decoder, check_members
 from pytest_cudagraph.decoding.engine import parts
 from pytest_cudagraph.decoding.results import Counted, Prefill, PrefillBytes
@@ -67,8 +67,10 @@ def compare_prefill(decoder: Decoder, request: PrefillRequest, tolerance: Tolera
     device = next((each.device for each in state.live(decoder).values() if each.ndim), torch.device("cpu"))
     tokens, other = _tokens(decoder, length, device)
     whole, chunked = (_run_after(other, decoder, tokens, chunk) for chunk in (None, request.chunk))
+    not_finite = not_finite_logits(whole.values[0]) if whole.values else None
+    pairs = () if not_finite else zip(whole.values, chunked.values, strict=True)
     largest = max(
-        (_difference(*pair, tolerance) for pair in zip(whole.values, chunked.values, strict=True)),
+        (_difference(*pair, tolerance) for pair in pairs),
         key=lambda found: found[0] - found[1],
         default=(None, None),
     )
@@ -80,6 +82,7 @@ def compare_prefill(decoder: Decoder, request: PrefillRequest, tolerance: Tolera
         chunked=chunked.bytes,
         largest_difference=largest[0],
         tolerance=largest[1],
+        not_finite=not_finite.text if not_finite else "",
     )
 
 
@@ -148,6 +151,8 @@ def judge_prefill(found: Prefill, request: PrefillRequest) -> BatchReport:
 
 def judge_chunks(found: Prefill) -> Judgement | None:
     """Wrong if a prefill in chunks gives other logits or another cache than one call. None: ``meta`` has no values."""
+    if found.not_finite:
+        return judge_finite("the last token of one call", found.not_finite)
     if found.largest_difference is None or found.tolerance is None:
         return None
     chunks = f"chunks of {found.chunk} tokens"

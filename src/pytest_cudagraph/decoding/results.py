@@ -77,6 +77,22 @@ class TokenDifference:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NotFiniteLogits:
+    """The first logits of the eager reference from which no token can be chosen."""
+
+    row: int
+    position: int
+    """Counted from the first generated token, 0."""
+    largest: float
+    """Of the logits of this token: ``nan``, ``inf``, or ``-inf`` where each one is."""
+
+    @property
+    def text(self) -> str:
+        """``nan``, ``inf`` or ``only -inf``."""
+        return "only -inf" if self.largest == float("-inf") else f"{self.largest:g}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationTimes:
     """Times of whole generations by graphs, with a wait for the device after every token.
 
@@ -207,6 +223,8 @@ class Prefill:
     largest_difference: float | None
     """Of the last logits and the cache, between both. None on ``meta``, where there are no values."""
     tolerance: float | None
+    not_finite: str = ""
+    """What the logits of one call have instead of numbers: then nothing is compared. Empty if they are finite."""
 
     kind: ClassVar[str] = "prefill"
     has_entry: ClassVar[bool] = False

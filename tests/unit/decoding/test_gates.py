@@ -10,7 +10,7 @@ import torch
 from pytest_cudagraph.check.compare import Tolerance
 from pytest_cudagraph.decoding.agreement import compare_logits, judge_steps, judge_tokens
 from pytest_cudagraph.decoding.engine import Generated
-from pytest_cudagraph.decoding.results import GenerationReceipt, TokenAgreement, TokenDifference
+from pytest_cudagraph.decoding.results import GenerationReceipt, NotFiniteLogits, TokenAgreement, TokenDifference
 
 STEPS = GenerationReceipt(steps=3, replays=3)
 
@@ -90,6 +90,7 @@ def test_the_messages_of_the_gates(golden):
         judge_tokens(tie, exact=False),
         judge_tokens(tie, exact=True),
         judge_tokens(difference, exact=False),
+        judge_tokens(NotFiniteLogits(row=1, position=9, largest=float("nan")), exact=False),
         judge_tokens(logits, exact=False),
     ]
     lines = [
