@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -9,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import pytest
 
 from pytest_cudagraph.settings.other_plugins import device_of
-from pytest_cudagraph.settings.registered import OPTIONS, SAMPLE_FLAG, Option
+from pytest_cudagraph.settings.parsing import switch
+from pytest_cudagraph.settings.registered import OPTIONS, SAMPLE_FLAG, Option, ini_value
 
 if TYPE_CHECKING:
     from pytest_cudagraph.values import CompileMode
@@ -94,16 +96,21 @@ def _read_option(config: pytest.Config, option: Option) -> Any:
     # argparse takes a path after such a flag for its value.
     remedy = f"; where it is a path: {place}={option.bare} {value}" if option.bare and value is not None else ""
     if value is None:
-        value, place = config.getini(option.ini), f"ini option {option.ini}"
-    # Older versions of pytest return "" or [] for an ini option that is not set.
-    if value is None or value == "" or value == []:
+        value, place = ini_value(config, option), f"ini option {option.ini}"
+        remedy = "" if isinstance(value, str) else f"; write for example: {_toml_line(option)}"
+    if value is None:
         return option.default
-    if option.parse is None:
-        return bool(value)
     try:
-        return (device_of(config) if option.setting == "device" else option.parse)(value)
+        return (device_of(config) if option.setting == "device" else option.parse or switch)(value)
     except ValueError as allowed:
         raise pytest.UsageError(f"{place} takes {allowed}; found {value!r}{remedy}") from None
+
+
+def _toml_line(option: Option) -> str:
+    """A line that a TOML file may hold: the default where there is one."""
+    # The default of an update is no value that can be set.
+    example = option.bare or (option.metavar if option.default is None else option.default)
+    return f"{option.ini} = {json.dumps(example)}"
 
 
 def default_text(default: Any) -> str:

@@ -94,10 +94,9 @@ def whole_number(value: Any, least: int = 0) -> int:
     return value
 
 
-def thread_count(value: str) -> int:
-    if not value.strip().isdecimal() or int(value) < 1:
-        raise ValueError("a whole number of at least 1")
-    return int(value)
+def thread_count(value: Any) -> int:
+    is_text = isinstance(value, str) and value.strip().isdecimal()
+    return whole_number(int(value) if is_text else value, least=1)
 
 
 def distinct_sizes(value: Any) -> tuple[int, ...]:
@@ -131,6 +130,16 @@ def flag(value: Any) -> bool:
     if not isinstance(value, bool):
         raise ValueError("True or False")
     return value
+
+
+def switch(value: Any) -> bool:
+    """Of the command line or a configuration file, with the words that pytest takes for its own options."""
+    text = value.strip().lower() if isinstance(value, str) else value
+    if text is True or text in ("true", "yes", "y", "t", "on", "1"):
+        return True
+    if text is False or text in ("false", "no", "n", "f", "off", "0"):
+        return False
+    raise ValueError("true or false")
 
 
 def min_speedups(value: Any) -> float | dict[int, float]:

@@ -5,9 +5,10 @@ Each row of the table of options defines a flag, its ini option and its line in 
 
 from __future__ import annotations
 
+import sys
 from argparse import SUPPRESS
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import pytest
 
@@ -15,11 +16,15 @@ from pytest_cudagraph.settings.parsing import (
     DEVICES,
     distinct_sizes,
     fraction,
+    name,
     number,
     one_of,
     seconds,
     thread_count,
 )
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 SAMPLE_FLAG = "--cudagraph-sample"
 COMPILE_MODES = ("none", "inductor", "aot")
@@ -44,6 +49,10 @@ class Option(NamedTuple):
     @property
     def setting(self) -> str:
         return self.ini.removeprefix("cudagraph").removeprefix("_") or "enabled"
+
+    @property
+    def is_list(self) -> bool:
+        return isinstance(self.default, tuple)
 
 
 OPTIONS: tuple[Option, ...] = (
@@ -106,7 +115,7 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         flag="--cudagraph-baseline",
         default=".cudagraph",
-        parse=str,
+        parse=name,
         metavar="DIR|URL",
         help="folder of the baseline files, from the root directory, in an object store (s3://bucket/folder), or off",
     ),
@@ -121,7 +130,7 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         flag="--cudagraph-base",
         default=None,
-        parse=str,
+        parse=name,
         metavar="REF",
         help="also measure the same tests at another revision of the repository (a git worktree, processes in turn), "
         "and fail tests whose replay is slower in the working tree",
@@ -150,12 +159,12 @@ OPTIONS: tuple[Option, ...] = (
         "and print the marker of the best",
     ),
     Option(
-        flag="--cudagraph-json", default=None, parse=str, metavar="PATH", help="write all results of this run as JSON"
+        flag="--cudagraph-json", default=None, parse=name, metavar="PATH", help="write all results of this run as JSON"
     ),
     Option(
         flag="--cudagraph-html",
         default=None,
-        parse=str,
+        parse=name,
         metavar="PATH",
         help="write all results of this run as one self-contained HTML page",
     ),
@@ -177,11 +186,12 @@ def add_options(parser: pytest.Parser) -> None:
         text = option.help.replace("%", "%%")
         if option.parse is None:
             group.addoption(option.flag, action="store_const", const=True, default=None, help=text)
-            parser.addini(option.ini, option.help, type="bool", default=None)
-            continue
-        value: dict[str, Any] = {"nargs": "?", "const": option.bare} if option.bare else {}
-        group.addoption(option.flag, default=None, metavar=option.metavar, help=text, **value)
-        parser.addini(option.ini, option.help, type="string", default=None)
+        else:
+            value: dict[str, Any] = {"nargs": "?", "const": option.bare} if option.bare else {}
+            group.addoption(option.flag, default=None, metavar=option.metavar, help=text, **value)
+        # pytest 8.1 has no type for a number, and no version has one for a list of them: this plugin parses each value.
+        kind: Literal["linelist", "string"] = "linelist" if option.is_list else "string"
+        parser.addini(option.ini, option.help, type=kind, default=None)
     # Internal, so not in the table: --cudagraph-base passes it to the processes that it starts.
     group.addoption(SAMPLE_FLAG, default=None, metavar="DIR", help=SUPPRESS)
 
@@ -189,8 +199,32 @@ def add_options(parser: pytest.Parser) -> None:
 def is_any_set(config: pytest.Config) -> bool:
     """Whether the command line or the ini file sets an option of the table."""
     flags = any(config.getoption(flag) is not None for flag in (SAMPLE_FLAG, *(option.flag for option in OPTIONS)))
+    return flags or any(ini_value(config, option) is not None for option in OPTIONS)
+
+
+def ini_value(config: pytest.Config, option: Option) -> Any:
+    """What the configuration file or ``-o`` sets: a text, or the value of a TOML file. None where nothing is set."""
+    try:
+        value = config.getini(option.ini)
+    except (TypeError, pytest.UsageError):
+        # In pytest 9 the tables of TOML are typed, and a number or a boolean is refused as a text. Nothing else is.
+        return _toml_value(config.inipath, option.ini)
+    if option.is_list and value and all(isinstance(part, str) for part in value):
+        return ",".join(value)
     # Older versions of pytest return "" or [] for an ini option that is not set.
-    return flags or any(config.getini(option.ini) not in (None, "", []) for option in OPTIONS)
+    return None if value in ("", []) else value
+
+
+def _toml_value(path: Path | None, key: str) -> Any:
+    """The value in the table ``[pytest]`` or ``[tool.pytest]`` of a file that pytest has read."""
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib  # pytest needs it there
+
+    document = tomllib.loads(path.read_text(encoding="utf-8")) if path else {}
+    tables = document.get("pytest", {}), document.get("tool", {}).get("pytest", {})
+    return next(table[key] for table in tables if key in table)
 
 
 MARK = "graph_speedup"
