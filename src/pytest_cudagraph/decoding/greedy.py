@@ -77,7 +77,7 @@ class GreedyRun:
         # At the graph's own size, so that both arms compute the same.
         rows = self.engine.rows_of_graph(size)
         with device_context.backend.running():
-            steps = RepeatedSteps(self.engine, self.engine.padded(prompts, rows))
+            steps = RepeatedSteps(self.engine, self.engine.padded(prompts, rows), device_context.backend.kind)
             show = functools.partial(self._show, size)
             timing = time_arms(steps.arms(), budget, steps.rewind, device_context, show)
         timing = per_step(timing, steps.steps)

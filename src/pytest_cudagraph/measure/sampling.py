@@ -47,7 +47,7 @@ class HealthFilter:
         return not found
 
 
-_LEAST_CPU_SHARE = 0.25
+LEAST_CPU_SHARE = 0.25
 """Of a block's time. With less, what was timed is the wait for a CPU and not the calls."""
 
 WAITED = "the calls waited for a CPU most of the time"
@@ -158,7 +158,7 @@ class Sampling:
         whole = all(self._step(names, block_ns) for names in self._plan())
         if self.cpu_time_ns and block_ns["eager"]:
             cpu_ns = self.cpu_time_ns() - begin_cpu_ns
-            if cpu_ns < _LEAST_CPU_SHARE * (self.timer.elapsed_ns - begin_ns):
+            if cpu_ns < LEAST_CPU_SHARE * (self.timer.elapsed_ns - begin_ns):
                 self.health.discard(WAITED)
                 return whole
         block = None
