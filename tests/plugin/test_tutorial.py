@@ -12,7 +12,9 @@ import pytest
 from tests.plugin.conftest import masked
 
 ROOT = Path(__file__).parents[2]
-BLOCK = re.compile(r'^```(?:\w+ title="(?P<file>.+?)"|console)\n(?P<text>.*?)^```$', re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(
+    r'^```(?:(?P<language>\w+) title="(?P<file>.+?)"|console)\n(?P<text>.*?)^```$', re.MULTILINE | re.DOTALL
+)
 
 
 @pytest.mark.slow
@@ -26,7 +28,7 @@ def test_each_command_of_the_page_prints_what_stands_below_it(project, page):
         if block["file"]:
             target = project.path / block["file"]
             target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_text(block["text"], encoding="utf-8")
+            target.write_text(written(block, target), encoding="utf-8")
             return block.group()
         command = block["text"].splitlines()[0]
         program, *arguments = shlex.split(command.removeprefix("$ "))
@@ -42,12 +44,23 @@ def test_each_command_of_the_page_prints_what_stands_below_it(project, page):
     assert plain(found) == plain(text), "GOLDEN=update rewrites the page for review"
 
 
-def test_the_readme_shows_a_test_and_its_failure_first_and_stays_short():
+def test_the_readme_shows_a_passing_test_and_its_failure_first_and_stays_short():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    until_first_output = text.partition("```console")[2].partition("```")[2]
-    assert len(text.splitlines()) <= 120
-    assert len(text.splitlines()) - len(until_first_output.splitlines()) + 1 <= 60
+    first_output, _, rest = text.partition("```console")[2].partition("```")
+    assert len(text.splitlines()) <= 95
+    assert len(text.splitlines()) - len(rest.splitlines()) + 1 <= 40
+    assert (" passed " in first_output, " failed " in rest.partition("```console")[2]) == (True, True)
     assert text.count("python -m pip install tox && python -m tox run -e ") == 2
+
+
+def written(block, target):
+    """What the file holds after this block; a diff replaces one line of it."""
+    if block["language"] != "diff":
+        return block["text"]
+    removed, added = (line[1:] + "\n" for line in block["text"].splitlines())
+    before = target.read_text(encoding="utf-8")
+    assert before.count(removed) == 1
+    return before.replace(removed, added)
 
 
 def shown(lines):
