@@ -79,7 +79,7 @@ def prompts(rows: int, length: int) -> torch.Tensor:
 
 
 def decode_steps() -> list[str]:
-    """Eager against the graph: samples of eight steps from one position."""
+    """Eager against the graph: samples of steps from one position."""
     failures = []
     with DecodeEngine(decoder(), [1, 4, 8]) as engine:
         for rows in (1, 4, 8):
@@ -90,7 +90,7 @@ def decode_steps() -> list[str]:
                     failures.append(f"batch {rows}, prompt {length}: {tokens}, {receipt}")
                 times = time_generations(engine, given, 64, CONTEXT, SECOND_NS)
                 with torch.inference_mode():
-                    timing = timed(RepeatedSteps(engine, given))
+                    timing = timed(RepeatedSteps(engine, given, CONTEXT.backend.kind))
                 print(
                     f"decode: batch {rows}, prompt {length}: step {latency_text(timing.eager.median_ns)} eager, "
                     f"{latency_text(timing.replay.median_ns)} by the graph, {timing.speedup.estimate:.2f}x "
