@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 
@@ -28,8 +28,10 @@ from pytest_cudagraph.serving.calls.call_export import (
 )
 from pytest_cudagraph.serving.calls.call_summary import OTHERS, CallSummary, CallTotals, misses
 from pytest_cudagraph.serving.calls.resource_sampler import ResourceSampler, ResourceSpread
-from pytest_cudagraph.serving.calls.timed_call import CallRecord, TimedCall, whole_ns
+from pytest_cudagraph.serving.calls.timed_call import OFF, CallRecord, TimedCall, whole_ns
 from pytest_cudagraph.serving.calls.watched_function import watched
+
+T = TypeVar("T")
 
 _FOLDED_AT = 64
 """Calls that are counted into the totals at once: some 30 µs of work for the last of them."""
@@ -66,7 +68,9 @@ class CallMonitor:
         self._totals: dict[str, CallTotals] = {}
         self._sampler: ResourceSampler | None = None
         self._merged: list[ResourceSpread] = []
-        self._lock = threading.Lock()
+        # Reentrant: a signal handler or a finalizer may read while this thread counts.
+        self._lock = threading.RLock()
+        self._counting = threading.Lock()
         begin_in_forked_child(self, _begin_child)
 
     def watch(
@@ -103,7 +107,7 @@ class CallMonitor:
         both readings of the clock wait for the GPU, and the record says so.
         """
         if not self.is_enabled:
-            return _OFF
+            return OFF
         return TimedCall(self, name, tokens, batch_size, _waiting(synchronize) if synchronize else None)
 
     def add(self, record: tuple[Any, ...]) -> None:
@@ -112,9 +116,8 @@ class CallMonitor:
         pending.append(record)
         # While another thread counts, this call goes on, and its turn comes with the next ones. A call within a count
         # (of a finalizer, of a signal handler) does so too. An interrupt between acquire() and try would keep the lock.
-        if len(pending) >= _FOLDED_AT and not self._lock.locked():
-            with self._lock:
-                self._fold()
+        if len(pending) >= _FOLDED_AT and not self._counting.locked():
+            self._counted(lambda: None)
 
     def enable(self) -> None:
         """Record calls, as a new monitor does."""
@@ -126,8 +129,7 @@ class CallMonitor:
 
     def clear(self) -> None:
         """Forget all calls and readings."""
-        with self._lock:
-            self._forget()
+        self._counted(self._forget)
 
     def summary(self, last_n: int | None = None) -> dict[str, CallSummary]:
         """The calls by name: all, or the last ``last_n`` of all names, of which at most ``keep`` are known."""
@@ -216,65 +218,66 @@ class CallMonitor:
             totals = self._totals.setdefault(name, CallTotals())
         return totals
 
+    def _counted(self, work: Callable[[], T]) -> T:
+        """Count the pending calls, then do ``work``, under the lock.
+
+        Within another count of this thread (of a finalizer, of a signal handler) ``work`` meets the totals as they are.
+        """
+        with self._lock:
+            if self._counting.locked():
+                result = work()
+            else:
+                with self._counting:
+                    self._fold()
+                    # Stored: an interrupt right after a call that is returned would keep the lock.
+                    result = work()
+        return result
+
     def _fold(self) -> None:
         """Count the pending calls. The caller holds the lock; calls of other threads are added meanwhile."""
-        take, keep, epoch_ns = self._pending.popleft, self._last.append, self._epoch_ns
         # One by one, so that an interrupt (Ctrl-C, an alarm) loses one call at most.
         for _ in range(len(self._pending)):
-            record = take()
-            self._totals_of(record[0]).add(record, epoch_ns)
-            keep(record)
+            if not self._pending:  # a signal handler has cleared the monitor
+                return
+            record = self._pending.popleft()
+            self._totals_of(record[0]).add(record, self._epoch_ns)
+            self._last.append(record)
 
     def _state(self, last_n: int | None = None) -> MonitorState:
         if last_n is not None and (type(last_n) is not int or last_n < 1):
             raise InputError(f"last_n must be a whole number of 1 or more; found {value_text(last_n)}")
-        with self._lock:
-            self._fold()
-            taken = [*self._last][-last_n if last_n else None :]
-            totals: dict[str, CallTotals] = {}
-            if last_n is None:
-                for name, each in self._totals.items():
-                    totals.setdefault(name, CallTotals()).merge(each)
-            else:
-                for record in taken:
-                    totals.setdefault(record[0], CallTotals()).add(record, self._epoch_ns)
-            sampled = self._sampler.spreads() if self._sampler else []
-            return MonitorState(
-                totals=totals, records=[CallRecord._make(each) for each in taken], epoch_ns=self._epoch_ns,
-                resources=[*self._merged, *sampled],
-            )  # fmt: skip
+        return self._counted(lambda: self._read(last_n))
+
+    def _read(self, last_n: int | None) -> MonitorState:
+        """What was counted. The caller holds the lock."""
+        taken = [*self._last][-last_n if last_n else None :]
+        totals: dict[str, CallTotals] = {}
+        if last_n is None:
+            for name, each in self._totals.items():
+                totals.setdefault(name, CallTotals()).merge(each)
+        else:
+            for record in taken:
+                totals.setdefault(record[0], CallTotals()).add(record, self._epoch_ns)
+        sampled = self._sampler.spreads() if self._sampler else []
+        return MonitorState(
+            totals=totals, records=[CallRecord._make(each) for each in taken], epoch_ns=self._epoch_ns,
+            resources=[*self._merged, *sampled],
+        )  # fmt: skip
 
     def _forget(self) -> None:
         self._pending.clear()
-        self._last.clear()
-        self._totals.clear()
-        self._merged.clear()
+        # New objects: a signal handler may clear while this thread goes through the old ones.
+        self._last = deque(maxlen=self._last.maxlen)
+        self._totals = {}
+        self._merged = []
         if self._sampler is not None:
             self._sampler.clear()
 
 
 def _begin_child(monitor: CallMonitor) -> None:
     """In a forked child: the calls are the parent's, and another thread may have held the lock."""
-    monitor._lock, monitor._sampler = threading.Lock(), None
+    monitor._lock, monitor._counting, monitor._sampler = threading.RLock(), threading.Lock(), None
     monitor._forget()
-
-
-class _Off(TimedCall):
-    """What a switched-off monitor gives: it times and keeps nothing."""
-
-    __slots__ = ()
-
-    def __init__(self) -> None:
-        pass
-
-    def __enter__(self) -> TimedCall:
-        return self
-
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        pass
-
-
-_OFF = _Off()
 
 
 def _waiting(synchronize: bool) -> Callable[[], object] | None:

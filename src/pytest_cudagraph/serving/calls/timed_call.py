@@ -162,3 +162,21 @@ def whole_ns(now_ns: Callable[[], float]) -> Callable[[], int]:
         return last_ns
 
     return read
+
+
+class _Off(TimedCall):
+    """What a switched-off monitor gives: it times and keeps nothing."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        pass
+
+    def __enter__(self) -> TimedCall:
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        pass
+
+
+OFF = _Off()
