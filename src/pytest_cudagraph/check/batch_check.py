@@ -49,6 +49,8 @@ class BatchCheck:
         """The last call of :meth:`trial` that agreed. None after a disagreement: then nothing more is tried."""
         self.is_repeatable = True
         """Whether every second eager run gave the same bits as the first."""
+        self.has_repeated = False
+        """Whether a second eager run gave the same bits."""
         self.eager_s = 0.0
         """The time of the last eager call on new inputs."""
         self._disagreement: Disagreement | None = None
@@ -60,13 +62,17 @@ class BatchCheck:
         self._bit_exact = True
         self._previous: CallResult | None = None
 
-    def trial(self, seed: int) -> None:
-        """Run eager twice and replay once on new inputs. Does nothing after a disagreement."""
+    def trial(self, seed: int, *, repeats_elsewhere: bool = False) -> None:
+        """Run eager twice and replay once on new inputs. Does nothing after a disagreement.
+
+        A slow model runs once where an earlier trial, or one of another size (``repeats_elsewhere``), gave the same
+        bits twice. If replay then differs, and so does a second eager run, the trial is made anew with both.
+        """
         if self._disagreement is not None:
             return
         example = self._new_inputs(seed)
         eager = self._run_eager(example, seed)
-        is_known = bool(self._trials) and self.is_slow and self.is_repeatable
+        is_known = (bool(self._trials) or repeats_elsewhere) and self.is_slow and self.is_repeatable
         again = eager if is_known else self._run_eager(example, seed)
         self._trials.append((example, replace(eager, state={})))  # which may be a large cache
         difference = self.case.comparison.unrepeatable(eager, again)
@@ -75,9 +81,13 @@ class BatchCheck:
             return
         noise = self.case.comparison.noise_of(eager, again)
         self._note_eager(eager, again, noise)
+        self.has_repeated |= again is not eager and self.is_repeatable
         self._set_aside_unread(example, seed, eager)
         replay = self._compared_replay(example, seed, eager, noise)
         if isinstance(replay, Disagreement):
+            if self._turns_out_noisy(example, seed, eager):
+                self.trial(seed + 1)  # on other inputs, which show a replay of stale ones
+                return
             self.end_with(replay)
         else:
             self.agreed = CheckedCall(example=example, seed=seed, eager=eager, noise=noise, replay=replay)
@@ -105,6 +115,10 @@ class BatchCheck:
             return
         replay = self._compared_replay(agreed.example, agreed.seed, agreed.eager, agreed.noise)
         if isinstance(replay, Disagreement):
+            if self._turns_out_noisy(agreed.example, agreed.seed, agreed.eager):
+                self.trial(agreed.seed + 1)
+                self.recheck_earlier()
+                return
             cause = "the same inputs give another result after replays of other inputs and batch sizes"
             self.end_with(with_cause(replay, cause))
 
@@ -137,6 +151,11 @@ class BatchCheck:
         """Whether eager calls take so long that fewer are made."""
         return self.eager_s > SLOW_S
 
+    @property
+    def is_tried_on_new_inputs(self) -> bool:
+        """Whether the first trial had other inputs than the capture."""
+        return bool(self._trials) and not inputs.has_same_inputs(self._trials[0][0], self.case.example)
+
     def leave_unjudged(self, what: str) -> None:
         """Add what the check cannot see."""
         self._not_judged.append(what)
@@ -153,14 +172,15 @@ class BatchCheck:
         if self._disagreement is not None:
             return self._disagreement
         (first_inputs, first), (last_inputs, last) = self._trials[0], self._trials[-1]
-        has_new_inputs = not inputs.has_same_inputs(first_inputs, last_inputs)
+        is_single = len(self._trials) == 1
+        has_new_inputs = not inputs.has_same_inputs(self.case.example if is_single else first_inputs, last_inputs)
         if not has_new_inputs:
             cannot = "the inputs hold nothing that can be drawn again: the check cannot detect stale inputs"
             self.note(f"{cannot}. draw= can give others")
         objects = opaque_arguments([first_inputs]) if has_new_inputs and first_inputs.drawing is None else {}
         for name, value in objects.items():
             self.note(f"{name} ({type(value).__name__}) is the same object in every trial: draw= can give others")
-        is_void = has_new_inputs and bool(last.outputs) and has_same_outputs(first, last)
+        is_void = has_new_inputs and not is_single and bool(last.outputs) and has_same_outputs(first, last)
         return Agreement(
             batch_size=self.case.batch_size,
             replays=self._replays,
@@ -215,6 +235,13 @@ class BatchCheck:
             ) from error
         self.eager_s = time.perf_counter() - begin_s
         return result
+
+    def _turns_out_noisy(self, example: Example, seed: int, eager: CallResult) -> bool:
+        """Whether one more eager run gives other bits, where it ran only once. The next trial then runs it twice."""
+        if self.has_repeated or not self.is_repeatable:
+            return False
+        self.is_repeatable = self.case.comparison.is_bit_exact(eager, self._run_eager(example, seed))
+        return not self.is_repeatable
 
     def _new_inputs(self, seed: int) -> Example:
         """New random inputs. If none could be drawn, a constant integer is lowered by one, if eager accepts that."""

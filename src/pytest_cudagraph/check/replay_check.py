@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -152,24 +152,28 @@ def _run(checks: Mapping[int, BatchCheck], generator: random.Random, progress: C
     # Consecutive seeds give each of the user's examples.
     for number in range(max(_LEAST_ROUNDS, *(each.count if each else 0 for each in drawings))):
         for size in shuffled():
+            seed = seeds.setdefault(size, generator.getrandbits(31)) + number
+            if number >= _rounds_of(checks[size], is_first=size == sizes[0]):
+                continue
             progress(f"check batch {size}")
-            checks[size].trial(seeds.setdefault(size, generator.getrandbits(31)) + number)
+            checks[size].trial(seed, repeats_elsewhere=size > sizes[0] and _has_repeated(checks.values()))
             checks[size].check_constants()
     left = _time_left(checks)
     for size in shuffled():
         progress(f"check batch {size}: adversarial inputs, changed parameters{left}")
         if size > sizes[0] and checks[size].is_slow:
             checks[size].note(
-                f"calls take {seconds_text(to_ns(checks[size].eager_s))}: zeros, large values, other rows and NaN were "
-                f"tried at batch {sizes[0]} only, and eager ran once on the second inputs"
+                f"calls take {seconds_text(to_ns(checks[size].eager_s))}: zeros, large values, other rows, NaN and "
+                f"changed parameters were tried at batch {sizes[0]} only"
             )
         else:
             check_adversarial_inputs(checks[size])
-        check_weight_update(checks[size])
+            check_weight_update(checks[size])
         checks[size].check_constants()
         check_first_call(checks[size])
     for smaller, wider in itertools.pairwise(sizes):
-        note_mixed_rows(checks[smaller], checks[wider])
+        if smaller == sizes[0] or not checks[wider].is_slow:
+            note_mixed_rows(checks[smaller], checks[wider])
     for size in shuffled():
         progress(f"check batch {size}: earlier calls")
         checks[size].recheck_earlier()
@@ -178,13 +182,30 @@ def _run(checks: Mapping[int, BatchCheck], generator: random.Random, progress: C
     check_later_calls(checks[sizes[0]])
 
 
-_CALLS_LEFT = 5
-"""At each size, after the trials of new inputs: changed parameters, other rows, earlier calls."""
+def _rounds_of(check: BatchCheck, *, is_first: bool) -> int:
+    """How many new inputs are tried. One at the larger sizes of a slow model, if the user gives no more."""
+    drawing = check.case.example.drawing
+    rounds = drawing.count if drawing else 0
+    is_enough = not is_first and check.is_slow and check.is_tried_on_new_inputs
+    return max(rounds, 1 if is_enough else _LEAST_ROUNDS)
+
+
+def _has_repeated(checks: Iterable[BatchCheck]) -> bool:
+    """Whether eager ran twice at some size, and always with the same bits."""
+    every = list(checks)
+    return any(check.has_repeated for check in every) and all(check.is_repeatable for check in every)
+
+
+_CALLS_LEFT = 20
+"""At the smallest size, after the trials of new inputs. At the others the earlier call is replayed again."""
 
 
 def _time_left(checks: Mapping[int, BatchCheck]) -> str:
     """How long slow models still take. Empty for others."""
-    slow_s = sum(_CALLS_LEFT * check.eager_s for check in checks.values() if check.is_slow)
+    smallest = min(checks)
+    slow_s = sum(
+        check.eager_s * (_CALLS_LEFT if size == smallest else 1) for size, check in checks.items() if check.is_slow
+    )
     return f", some {seconds_text(to_ns(slow_s))} left" if slow_s else ""
 
 

@@ -87,6 +87,11 @@ def preparation(
 _MIN_TIME_NS = 0.25 * NS_PER_S
 """A verdict after less would fall within one burst of a noisy neighbour (docs/statistics.md)."""
 
+_BRIEF = (
+    "slow calls whose speed is not judged: the operations are not timed alone, and eager is not compared with a replay "
+    "once more"
+)
+
 _BUSY_NS = 0.02 * NS_PER_S
 _MOST_PASSES = 15
 """For a diagnostic a few replays are enough, 20 ms together: they show what a graph could gain."""
@@ -108,6 +113,8 @@ class TimingRequest:
     agreement: Agreement | None = None
     """What the check has shown. None: the results after the measurement are not compared."""
     tolerance: Tolerance = field(default_factory=Tolerance)
+    is_brief: bool = False
+    """Whether the two arms are all that is timed and called."""
 
 
 class TimedBatch(NamedTuple):
@@ -136,6 +143,8 @@ def time_batch(
             progress(f"measure batch {request.batch_size}, {line}")
 
         timing = time_arms(_arms(request, model, arguments), budget, prepare, device_context, show)
+        if request.is_brief:
+            return TimedBatch(replace(timing, notes=(*timing.notes, _BRIEF)), None)
         timing = replace(timing, busy_ns=_busy_ns(request.graph, timing, prepare))
         return TimedBatch(timing, _lasting_difference(request, model, backend, before, prepare))
 

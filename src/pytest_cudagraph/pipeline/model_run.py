@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from pytest_cudagraph import audit, gate, hazards
 from pytest_cudagraph.base_revision.comparison import AgainstBase
 from pytest_cudagraph.base_revision.judge import judge_base
 from pytest_cudagraph.check import Tolerance
+from pytest_cudagraph.check.batch_check import SLOW_S
 from pytest_cudagraph.errors import CudagraphError, EagerFailed, GraphTestFailure, InputError
 from pytest_cudagraph.pipeline.batch_timing import TimingRequest, time_batch
 from pytest_cudagraph.pipeline.device_context import DeviceContext
@@ -21,8 +23,21 @@ from pytest_cudagraph.pipeline.run_results import RunResults
 from pytest_cudagraph.pipeline.stages import Stages
 from pytest_cudagraph.protocols import Model, ShowProgress
 from pytest_cudagraph.settings.case import Case
-from pytest_cudagraph.units import to_ns
+from pytest_cudagraph.units import NS_PER_S, seconds_text, to_ns
 from pytest_cudagraph.values import Agreement, AuditRule, Disagreement, GraphReport, Judgement, MeasuredBatch, Timing
+
+_SLOW_NS = SLOW_S * NS_PER_S
+_NOTABLE_NS = 20 * NS_PER_S
+
+_CALLS_OF_STORY = 15
+"""Of the time of one eager call at each size: all stages of a slow model, by ``benchmarks/story.py --calls``."""
+
+
+def _call_times(batch_sizes: Iterable[int], readings_ns: Sequence[float]) -> dict[int, float]:
+    """The time of each call, in ns. The first call may load libraries, and so counts as the second at most."""
+    times_ns = [later - earlier for earlier, later in itertools.pairwise(readings_ns)]
+    times_ns[:1] = [min(times_ns[:2])]
+    return dict(zip(batch_sizes, times_ns, strict=True))
 
 
 def run_stages(run: ModelRun) -> GraphReport:
@@ -110,7 +125,25 @@ class ModelRun:
     def run_eager(self) -> None:
         """Call the model once per batch size, without a graph."""
         __tracebackhide__ = True
-        self.results.constants = run_eagerly(self.model, self.device_context.backend)
+        results, now_ns = self.results, self.device_context.clock.now_ns
+        readings_ns = [now_ns()]
+        results.constants = run_eagerly(self.model, self.device_context.backend, lambda: readings_ns.append(now_ns()))
+        results.eager_ns = _call_times(self.model.examples, readings_ns)
+        self._tell_expected_time()
+
+    def _tell_expected_time(self) -> None:
+        slow_ns = sum(call_ns for call_ns in self.results.eager_ns.values() if call_ns > _SLOW_NS)
+        if not slow_ns:
+            return
+        measure_ns = (
+            0 if self.device_context.why_not_judged else len(self.model.examples) * to_ns(self.case.time_budget)
+        )
+        expected_ns = _CALLS_OF_STORY * slow_ns + measure_ns
+        text = f"the whole test takes some {seconds_text(expected_ns)}"
+        self._show(f"{text}, beside compiling")
+        if expected_ns > _NOTABLE_NS:
+            slowest_ns = max(self.results.eager_ns.values())
+            self.results.notes.append(f"eager calls take up to {seconds_text(slowest_ns)}: {text}, beside compiling")
 
     def audit(self) -> None:
         """Look for hazards at the smallest batch size and, by the rules alone, at the largest."""
@@ -179,6 +212,7 @@ class ModelRun:
                 constants=self.results.constants,
                 agreement=agreement if isinstance(agreement, Agreement) else None,
                 tolerance=Tolerance(rtol=self.case.rtol, atol=self.case.atol),
+                is_brief=self._is_brief(batch_size),
             )
             timing, difference = time_batch(request, self.model, self.device_context, self._show)
             if difference is not None:  # a wrong graph has no time
@@ -187,6 +221,11 @@ class ModelRun:
             self._gate(batch_size, timing)
             if self.case.min_over_compiled is not None:
                 self._gate_over_compiled(request, self.case.min_over_compiled)
+
+    def _is_brief(self, batch_size: int) -> bool:
+        """Whether speed is not judged and calls are slow: then the smallest size alone is measured in full."""
+        is_slow = self.results.eager_ns.get(batch_size, 0) > _SLOW_NS
+        return bool(self.device_context.why_not_judged) and is_slow and batch_size > min(self.case.batch_sizes)
 
     def _gate(self, batch_size: int, timing: Timing) -> None:
         case, results = self.case, self.results

@@ -114,8 +114,10 @@ def nothing_judged(case: Case) -> GraphReport:
     return GraphReport(nodeid=case.nodeid, name=case.name, device=None, compile_mode=case.compile)
 
 
-def run_eagerly(model: PreparedModel, backend: Backend) -> state.Constants:
-    """Call the model once per batch size, without a graph, and check its outputs.
+def run_eagerly(
+    model: PreparedModel, backend: Backend, after_call: Callable[[], object] = lambda: None
+) -> state.Constants:
+    """Call the model once per batch size, without a graph, and check its outputs. ``after_call`` runs after each call.
 
     Raises :class:`~pytest_cudagraph.errors.EagerFailed` from the model's own exception, and
     :class:`~pytest_cudagraph.errors.InputError` for outputs that a graph cannot return.
@@ -123,7 +125,13 @@ def run_eagerly(model: PreparedModel, backend: Backend) -> state.Constants:
     __tracebackhide__ = True
     constants = state.Constants.take(model.eager)
     with backend.running():
-        _call_each(model, constants, check_output)
+
+        def look(output: Any) -> None:
+            check_output(output)
+            backend.synchronize()
+            after_call()
+
+        _call_each(model, constants, look)
     backend.synchronize()
     return constants.without(constants.changed())
 

@@ -32,6 +32,9 @@ class RunResults:
 
     constants: Constants = NO_CONSTANTS
     """The parameters that eager calls do not write."""
+    eager_ns: dict[int, float] = field(default_factory=dict)
+    """The time of the first eager call at each batch size."""
+    notes: list[str] = field(default_factory=list)
     audit: Audit = field(default_factory=Audit)
     compiled: Compiled | None = None
     captures: Captures | None = None
@@ -93,7 +96,7 @@ class RunResults:
             judgements=tuple(self.judgements),
             compile_ns=sum(compile_ns.values()) if compile_ns else None,
             not_judged=(*self.audit.not_judged, *self._not_judged_by_the_check()),
-            notes=self.audit.notes,
+            notes=(*self.notes, *self.audit.notes),
             min_source=case.min_source,
             update_option=device_context.update_option,
         )

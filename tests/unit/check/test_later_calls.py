@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import sys
@@ -9,7 +10,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from tests.unit.check.fakes import FakeGraph, check_graphs, check_one
+from tests.unit.check.fakes import AnswersCapture, FakeGraph, check_graphs, check_one
 from tests.unit.check.test_check import text_of
 from torch import nn
 
@@ -154,8 +155,59 @@ def test_slow_models_get_fewer_calls_and_are_told_what_is_lost(monkeypatch):
     assert many[4].adversaries
     assert few[2].adversaries == many[2].adversaries
     assert few[4].adversaries == ()
-    assert "tried at batch 2 only" in few[4].notes[0]
+    assert "changed parameters were tried at batch 2 only" in few[4].notes[0]
+    assert few[2].replays == many[2].replays
+    assert few[4].replays == 3  # one new input, the rows of batch 2 beside others, and the input once more
+    assert few[4].warnings == ()
     assert any(" left" in line for line in lines)
+
+
+NOISE = 3e-5
+
+
+class NoisyFrom(FakeGraph):
+    """Its replays from the third on have another rounding."""
+
+    def answer(self, x):
+        return x + NOISE * (self.replays >= 3)
+
+
+@pytest.mark.parametrize("first", [0, 1, 2])
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_the_noise_of_a_larger_size_of_a_slow_model_is_tolerated(monkeypatch, first, seed):
+    """The other size repeats, so eager runs once at first."""
+    monkeypatch.setattr(batch_check, "SLOW_S", 0)
+    calls = itertools.count(first)
+
+    def model(x):
+        return x + NOISE * (next(calls) % 3) if x.shape[0] == 4 else x + 0
+
+    graphs = {2: FakeGraph(model), 4: NoisyFrom(model, batch_size=4)}
+    found = check_graphs(model, graphs, {size: (torch.randn(size, 3),) for size in graphs}, seed=seed)
+    assert found[2].eager_repeatable
+    assert isinstance(found[4], Agreement)
+    assert not found[4].eager_repeatable
+
+
+def test_a_larger_size_of_a_slow_model_shows_a_replay_of_old_inputs(monkeypatch):
+    monkeypatch.setattr(batch_check, "SLOW_S", 0)
+    model, examples = nn.Linear(3, 3), {size: (torch.randn(size, 3),) for size in (2, 4)}
+    graphs = {2: FakeGraph(model, batch_size=2), 4: AnswersCapture(model, examples[4], batch_size=4)}
+    found = check_graphs(model, graphs, examples)
+    assert isinstance(found[2], Agreement)
+    assert "stale input" in text_of(found[4])
+
+
+def test_a_larger_size_of_a_slow_model_whose_first_input_is_not_new_is_tried_again(monkeypatch):
+    monkeypatch.setattr(batch_check, "SLOW_S", 0)
+
+    def model(token):
+        return token * 2
+
+    graphs = {size: FakeGraph(model, batch_size=size) for size in (2, 4)}
+    found = check_graphs(model, graphs, {size: (torch.full((size,), 7),) for size in graphs})
+    assert found[4].replays == 4
+    assert not any("hold nothing" in note for note in found[4].notes)
 
 
 def test_places_are_found_by_name_and_written_where_they_are():
