@@ -19,6 +19,11 @@ _ENCODING_ERRORS = "backslashreplace"
 """A lone surrogate becomes ``\\udc80``, which JSON reads back as the same character. UTF-8 has no code for it."""
 
 
+def is_same_path(one: str | Path, other: str | Path) -> bool:
+    """Whether two names are the same once they are absolute. Links are not followed, and no file is looked at."""
+    return os.path.abspath(one) == os.path.abspath(other)  # noqa: PTH100
+
+
 def read_text(path: Path) -> str:
     """The text of a regular file. Raises :class:`OSError` and :class:`UnicodeDecodeError`.
 

@@ -357,6 +357,28 @@ def test_a_page_that_cannot_be_written_is_one_line_and_exit_4(said, workplace, p
     assert {each.name for each in workplace.iterdir()} == {"folder", "run.json"}
 
 
+def test_a_page_never_replaces_its_document(said, workplace):
+    text = json_text(document([report(MLP)], H200, {}))
+    (workplace / "run.json").write_text(text, encoding="utf-8")
+    told = "pytest-cudagraph: ./run.json: the page would replace the document; nothing was changed\n"
+    assert said("report", "run.json", "--html", "./run.json") == (4, "", told.replace("./", ""))
+    assert (workplace / "run.json").read_text(encoding="utf-8") == text
+
+
+def test_a_folder_with_too_long_a_name_is_one_line_and_exit_4(said):
+    code, out, err = said("baseline", "list", "x" * 300)
+    assert (code, out, err.count("\n")) == (4, "", 1)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a full device")
+def test_an_output_that_cannot_be_written_is_one_line_and_exit_4():
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "pytest_cudagraph", "explain"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    told = "pytest-cudagraph: the output cannot be written (No space left on device)\n"
+    assert (done.returncode, done.stderr) == (4, told)
+
+
 @pytest.mark.parametrize("command", [["report"], ["baseline", "show"], ["compare", "a.json"]])
 def test_missing_files_are_one_line_and_exit_4(said, command):
     code, out, err = said(*command, "./a.json")

@@ -13,7 +13,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from pytest_cudagraph import report
+from pytest_cudagraph import files, report
 from pytest_cudagraph.cli import baselines, compare, doctor, first_test, history
 from pytest_cudagraph.cli.output import USAGE, CommandOutput, read_run, write_page
 from pytest_cudagraph.errors import CudagraphError
@@ -102,8 +102,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         output: CommandOutput = arguments.run(arguments)
     except CudagraphError as exc:
-        print(printable_lines(f"pytest-cudagraph: {exc}"), file=sys.stderr)
-        return USAGE
+        return _failed(str(exc))
+    except OSError as exc:  # for one, Path.is_dir of older Pythons raises for a name that is too long
+        return _failed(f"{exc.filename}: {exc.strerror}")
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A terminal without "µ" shows a "?" instead.
         sys.stdout.reconfigure(errors="replace")
@@ -114,7 +115,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         # The reader has stopped (``| head``). Python must not flush to it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as exc:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _failed(f"the output cannot be written ({exc.strerror})")
     return output.exit_code
+
+
+def _failed(reason: str) -> int:
+    print(printable_lines(f"pytest-cudagraph: {reason}"), file=sys.stderr)
+    return USAGE
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -142,6 +151,8 @@ def _report(arguments: argparse.Namespace) -> CommandOutput:
     device = [report.device_text(run.device)] if run.device else []
     lines = [*device, *report.render(rows), *report.closing([], Counter(row.word for row in rows))]
     if arguments.html is not None:
+        if files.is_same_path(arguments.html, arguments.file):
+            raise CudagraphError(f"{arguments.html}: the page would replace the document; nothing was changed")
         write_page(arguments.html, _page(arguments.file, run))
         lines.append(f"wrote {arguments.html}")
     return CommandOutput(lines=lines)

@@ -76,6 +76,12 @@ def read_settings(config: pytest.Config, *, workers: int = 0) -> Settings:
     settings = Settings(rootdir=config.rootpath, workers=workers, **values)
     if settings.update != "never" and not settings.uses_baseline:
         raise pytest.UsageError("--cudagraph-update saves a baseline, and --cudagraph-baseline=off uses none")
+    if settings.json and settings.html:
+        from pytest_cudagraph import files  # not in every pytest run
+
+        if files.is_same_path(settings.json, settings.html):
+            found = f"found {settings.json!r} for both"
+            raise pytest.UsageError(f"--cudagraph-json and --cudagraph-html are two files; {found}")
     sample = config.getoption(SAMPLE_FLAG)
     return settings if sample is None else _of_sample(settings, Path(sample))
 

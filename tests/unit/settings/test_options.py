@@ -201,3 +201,10 @@ def test_the_options_page_shows_the_table():
 
 def test_a_process_of_a_comparison_writes_nothing_on_github(settings_of):
     assert settings_of("--cudagraph-sample=DIR").github == "off"
+
+
+def test_document_and_page_are_two_files(pytester):
+    pytester.makepyfile("def test_a(): pass")
+    result = pytester.runpytest("--cudagraph", "--cudagraph-json=run", "--cudagraph-html=./run")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*--cudagraph-json and --cudagraph-html are two files; found 'run' for both"])

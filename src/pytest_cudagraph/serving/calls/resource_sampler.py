@@ -59,7 +59,7 @@ class ResourceSampler:
         check_seconds(every_s)
         self._every_s = every_s
         # Reentrant: a signal handler may read while this thread does.
-        self._lock = before._lock if before else threading.RLock()
+        self._lock: threading.RLock = before._lock if before else threading.RLock()
         self._spreads: dict[tuple[str, int | None], ResourceSpread] = before._spreads if before else {}
         self._open: tuple[HostReader, WatchedGpus, Poller] | None = None
         self.notes: tuple[str, ...] = ()
