@@ -201,7 +201,8 @@ def openmetrics(state: MonitorState) -> str:
           for name, totals in named for (path, reason), count in totals.served.items()),
         *_gauges(state.resources),
     ]  # fmt: skip
-    return "\n".join([*lines, "# EOF", ""])
+    # One name with half a character (of a file name that is no UTF-8) would make every scrape fail.
+    return "\n".join([*lines, "# EOF", ""]).encode("utf-8", errors="backslashreplace").decode("utf-8")
 
 
 def _family(name: str, kind: str, unit: str, help_text: str) -> list[str]:

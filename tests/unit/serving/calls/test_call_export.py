@@ -208,3 +208,12 @@ def test_a_missing_export_and_a_wrong_format_are_one_sentence(tmp_path):
     assert str(caught.value) == f"{tmp_path / 'none.json'}: cannot be read (No such file or directory)"
     with pytest.raises(InputError, match=r"^format is 'json' or 'openmetrics'; found 'csv'$"):
         CallMonitor().export(tmp_path, format="csv")
+
+
+def test_a_name_that_utf_8_cannot_hold_fails_no_scrape():
+    monitor = CallMonitor(clock=FakeClock())
+    with monitor.measure("half \udc80"):
+        pass
+    text = monitor.openmetrics().encode("utf-8").decode("utf-8")
+    assert any(sample.labels["name"].startswith("half ") for family in openmetrics_families(text)
+               for sample in family.samples)  # fmt: skip
