@@ -316,3 +316,12 @@ def test_an_eager_error_of_our_own_making_says_what_to_change(project):
             "E*cudagraph: models run under torch.inference_mode() here: what a graph serves has no backward pass",
         ]
     )
+
+
+@pytest.mark.parametrize("flag", ["json", "html"])
+def test_a_document_in_the_folder_of_the_baselines_is_refused_before_any_test(project, flag):
+    project.write(plain="pass")
+    result = project.run("--cudagraph", f"--cudagraph-{flag}=.cudagraph/cpu.json")
+    assert result.ret == 4
+    words = "takes a path outside of the folder of the baselines; found '.cudagraph/cpu.json'"
+    result.stderr.fnmatch_lines([f"ERROR: --cudagraph-{flag} {words}"])

@@ -82,8 +82,19 @@ def read_settings(config: pytest.Config, *, workers: int = 0) -> Settings:
         if files.is_same_path(settings.json, settings.html):
             found = f"found {settings.json!r} for both"
             raise pytest.UsageError(f"--cudagraph-json and --cudagraph-html are two files; {found}")
+    _refuse_baseline_folder(config, settings)
     sample = config.getoption(SAMPLE_FLAG)
     return settings if sample is None else _of_sample(settings, Path(sample))
+
+
+def _refuse_baseline_folder(config: pytest.Config, settings: Settings) -> None:
+    """A document beside the baselines could replace one of them, and would be read as one."""
+    folder = settings.baseline_folder
+    for flag, path in (("json", settings.json), ("html", settings.html)):
+        if path and isinstance(folder, Path) and (config.invocation_params.dir / path).parent == folder:
+            raise pytest.UsageError(
+                f"--cudagraph-{flag} takes a path outside of the folder of the baselines; found {path!r}"
+            )
 
 
 def _of_sample(settings: Settings, folder: Path) -> Settings:

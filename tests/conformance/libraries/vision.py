@@ -281,7 +281,12 @@ for name, sizes in VIT_PYTORCH.items():
     model_of("vit_pytorch", name)(lambda name=name, sizes=sizes: of_vit_pytorch(name, sizes))
 
 
-@model_of("vit_pytorch", on_cuda="audit: host-data", line="self.pos_embedding.to(device, dtype=x.dtype)")
+@model_of(
+    "vit_pytorch",
+    verdict="warning: host-data",
+    on_cuda="audit: host-data",
+    line="self.pos_embedding.to(device, dtype=x.dtype)",
+)
 def simple_vit():
     """Its positions are a plain attribute, which stays on the host when the model is moved."""
     return of_vit_pytorch("simple_vit.SimpleViT", VIT)
