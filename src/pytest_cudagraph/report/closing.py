@@ -104,7 +104,8 @@ def _warnings(reports: Sequence[GraphReport]) -> Iterator[str]:
     """What may be wrong although no call has shown it: warnings of the audit and of the check."""
     for report in reports:
         for each in (finding for finding in report.findings if finding.level == "warning"):
-            yield f"{report.name}: {each.site}: {each.message} [{each.id}]; fix: {each.fix}"
+            place = f"{each.site}: " if each.site else ""
+            yield f"{report.name}: {place}{each.message} [{each.id}]; fix: {each.fix}"
         yield from _by_sizes([report], lambda agreement: agreement.warnings)
 
 

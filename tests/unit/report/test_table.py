@@ -264,6 +264,19 @@ def test_what_limits_the_proof_is_noted_once_with_its_batch_sizes():
     ]
 
 
+def test_a_warning_without_a_line_names_no_place():
+    warned = GraphReport(
+        nodeid="a.py::test_a",
+        name="a.py::test_a",
+        device=None,
+        compile_mode="none",
+        findings=(replace(WARNED, site=None),),
+    )
+    assert closing([warned], {"passed": 1})[1:] == [
+        "warning: a.py::test_a: the call reads the date [baked-scalar]; fix: pass it"
+    ]
+
+
 def test_an_interval_without_an_end_is_left_out():
     endless = replace(timing(), speedup=Interval(estimate=3.28, low=0.0, high=float("inf")))
     row = next(line for line in table([report("test_a.py::test_a", batch(1, timing=endless))]) if "3.28x" in line)
