@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import threading
+import uuid
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -18,6 +19,9 @@ T = TypeVar("T")
 
 PARENT = "PYTEST_CUDAGRAPH_PARENT"
 """The variable that names a descriptor to the process. Its end of file says that the parent has ended."""
+
+STARTED_BY = "PYTEST_CUDAGRAPH_STARTED_BY"
+"""The variable that all what a command starts inherits: a name for each :func:`run_child` above it, with commas."""
 
 _SHOWN_LINES = 12
 """From the end of an output, where the reason of a failure stands."""
@@ -36,14 +40,19 @@ def run_child(
 ) -> int:
     """Run a command to its end, and return its exit code: negative for a signal, as in :mod:`subprocess`.
 
-    It leads a process group. Whatever the group still runs afterwards is killed, also after an interrupt. Raises
-    :class:`subprocess.TimeoutExpired` after ``timeout_s``.
+    It leads a process group. Whatever it started and still runs afterwards is killed, also after an interrupt, and also
+    in a session of its own. Raises :class:`subprocess.TimeoutExpired` after ``timeout_s``.
     """
+    name = uuid.uuid4().hex
     with log.open("wb") as output, _alive_pipe() as pipe:
         process = subprocess.Popen(
             command,
             cwd=folder,
-            env={**(os.environ if environment is None else environment), PARENT: ",".join(map(str, pipe))},
+            env={
+                **(os.environ if environment is None else environment),
+                PARENT: ",".join(map(str, pipe)),
+                STARTED_BY: ",".join(filter(None, (os.environ.get(STARTED_BY), name))),
+            },
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -53,20 +62,27 @@ def run_child(
         try:
             return process.wait(timeout_s)
         finally:
-            _end_group(process)
+            _end(process, name)
 
 
-def _end_group(process: subprocess.Popen[bytes]) -> None:
+def _end(process: subprocess.Popen[bytes], name: str) -> None:
     if os.name == "posix":
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
     elif process.poll() is None:
-        import psutil
-
-        for child in psutil.Process(process.pid).children(recursive=True):
-            child.kill()
         process.kill()
+    _kill_all_of(name)
     process.wait()
+
+
+def _kill_all_of(name: str) -> None:
+    """Kill the processes of this user that a command called ``name`` started, but not this one."""
+    import psutil
+
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError):
+            if process.pid != os.getpid() and name in process.environ().get(STARTED_BY, "").split(","):
+                process.kill()
 
 
 @contextmanager
@@ -88,11 +104,14 @@ def end_with_parent() -> None:
     # Removed, so that a process started from here does not take the number for its own.
     descriptor = os.environ.pop(PARENT, "")
     if descriptor:
-        threading.Thread(target=_wait_for_end, args=(int(descriptor),), daemon=True).start()
+        name = os.environ.get(STARTED_BY, "").rpartition(",")[2]
+        threading.Thread(target=_wait_for_end, args=(int(descriptor), name), daemon=True).start()
 
 
-def _wait_for_end(descriptor: int) -> None:
+def _wait_for_end(descriptor: int, name: str) -> None:
     os.read(descriptor, 1)
+    if name:
+        _kill_all_of(name)
     if os.getpid() == os.getpgid(0):
         os.killpg(0, signal.SIGKILL)
     os._exit(1)

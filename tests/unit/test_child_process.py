@@ -39,17 +39,37 @@ def rest_of(reader):
         found += part
 
 
+@pytest.fixture
+def reader(pipe):
+    """The reading end of the pipe."""
+    descriptor = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    os.set_blocking(descriptor, True)
+    yield descriptor
+    os.close(descriptor)
+
+
 @pytest.mark.parametrize(("script", "status"), [("exit 3", 3), ("kill -9 $$", -9)])
-def test_what_a_process_started_ends_with_it(tmp_path, pipe, script, status):
-    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-    os.set_blocking(reader, True)
+def test_what_a_process_started_ends_with_it(tmp_path, pipe, reader, script, status):
     assert run_child(shell(script, pipe), log=tmp_path / "log", timeout_s=60) == status
     assert rest_of(reader) == "started\n"
 
 
-def test_a_process_that_hangs_is_killed_with_what_it_started(tmp_path, pipe):
-    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-    os.set_blocking(reader, True)
+STARTS_A_SESSION = """
+import subprocess, sys
+from pytest_cudagraph.child_process import end_with_parent
+end_with_parent()
+pipe = open(sys.argv[1], "w")
+subprocess.Popen(["sleep", "60"], stdout=pipe, start_new_session=True)
+"""
+
+
+def test_what_a_process_started_in_a_session_of_its_own_ends_with_it(tmp_path, pipe, reader):
+    command = [sys.executable, "-c", STARTS_A_SESSION, str(pipe)]
+    assert run_child(command, log=tmp_path / "log", timeout_s=60) == 0
+    assert rest_of(reader) == ""
+
+
+def test_a_process_that_hangs_is_killed_with_what_it_started(tmp_path, pipe, reader):
     with pytest.raises(subprocess.TimeoutExpired):
         run_child(shell("wait", pipe), log=tmp_path / "log", timeout_s=1)
     assert rest_of(reader) in ("started\n", "")
@@ -61,6 +81,7 @@ from pytest_cudagraph.child_process import end_with_parent
 end_with_parent()
 pipe = open(sys.argv[1], "w")
 subprocess.Popen(["sleep", "60"], stdout=pipe)
+subprocess.Popen(["sleep", "60"], stdout=pipe, start_new_session=True)
 print("child", file=pipe, flush=True)
 signal.pause()
 """
