@@ -16,7 +16,7 @@ from pytest_cudagraph.backends import open_backend
 from pytest_cudagraph.backends.buffers import StaticInputs, poison
 from pytest_cudagraph.backends.cuda.backend import CudaBackend
 from pytest_cudagraph.backends.cuda.gpu import Gpu
-from pytest_cudagraph.backends.cuda.graph import CudaCapturedGraph
+from pytest_cudagraph.backends.cuda.pool import CudaCapturedGraph
 from pytest_cudagraph.errors import CudagraphError
 
 cuda_emulator = pytest.importorskip("cuda_emulator", reason="needs the emulated CUDA device: it chooses the order")
@@ -236,7 +236,7 @@ def poison_runs_on_another_stream(patch):
         with another_stream():
             poison(tensor)
 
-    patch.setattr("pytest_cudagraph.backends.cuda.graph.poison", elsewhere)
+    patch.setattr("pytest_cudagraph.backends.cuda.pool.poison", elsewhere)
 
 
 def synchronize_waits_for_one_stream(patch):

@@ -1,6 +1,5 @@
 """What earlier runs measured, kept in files that are reviewed like source code."""
 
-from pytest_cudagraph.baseline import fields
 from pytest_cudagraph.baseline.history import (
     ENOUGH,
     KEPT,
@@ -18,8 +17,7 @@ from pytest_cudagraph.baseline.history import (
     session_of,
     session_of_arm,
 )
-from pytest_cudagraph.baseline.names import Key, normal_name, parametrized, slug
 from pytest_cudagraph.baseline.remote import AnyPath, RemotePath, any_path
-from pytest_cudagraph.baseline.schema import SCHEMA, Content, parse
+from pytest_cudagraph.baseline.schema import SCHEMA, Content, Key, parse
 from pytest_cudagraph.baseline.store import Edit, JsonStore, json_files, read, remove_from
-from pytest_cudagraph.baseline.text import records_of, text_of
+from pytest_cudagraph.baseline.text import normal_name, parametrized, records_of, slug, text_of

@@ -13,9 +13,8 @@ from pathlib import Path
 
 from pytest_cudagraph import environment
 from pytest_cudagraph.baseline.history import change_of_sessions, session_of_arm
-from pytest_cudagraph.baseline.names import Key
 from pytest_cudagraph.baseline.remote import AnyPath
-from pytest_cudagraph.baseline.schema import parse
+from pytest_cudagraph.baseline.schema import Key, parse
 from pytest_cudagraph.baseline.store import read
 from pytest_cudagraph.errors import BaselineError
 from pytest_cudagraph.values import Latency, LatencyChange, SavedBatch, Session

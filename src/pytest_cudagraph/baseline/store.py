@@ -13,10 +13,9 @@ from filelock import FileLock, Timeout
 
 from pytest_cudagraph import files
 from pytest_cudagraph.baseline.history import age, continued, is_continued, joined
-from pytest_cudagraph.baseline.names import Key, slug
 from pytest_cudagraph.baseline.remote import AnyPath, RemotePath, any_path
-from pytest_cudagraph.baseline.schema import Content, parse
-from pytest_cudagraph.baseline.text import about_text, machine_info, records_text
+from pytest_cudagraph.baseline.schema import Content, Key, parse
+from pytest_cudagraph.baseline.text import about_text, machine_info, records_text, slug
 from pytest_cudagraph.errors import BaselineError
 from pytest_cudagraph.gc_pause import gc_paused
 from pytest_cudagraph.values import DeviceInfo, SavedBatch

@@ -9,15 +9,15 @@ of each update for a file of 10,000 entries.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict
 from functools import lru_cache
 from json.encoder import encode_basestring
 from typing import Any
 
-from pytest_cudagraph.baseline import fields
-from pytest_cudagraph.baseline.names import Key, last_part, parametrized
-from pytest_cudagraph.baseline.schema import SCHEMA, Content
+from pytest_cudagraph.baseline.schema import LEAST, MOST, SCHEMA, Content, Key
+from pytest_cudagraph.files import short_name
 from pytest_cudagraph.values import DeviceInfo, Latency, SavedBatch, SavedFigure, Session
 
 _SCHEMA_OF = "4.0.0"
@@ -146,7 +146,7 @@ def _device_text(device: DeviceInfo) -> str:
 
 
 def _history_text(entry: SavedBatch) -> str:
-    facts = {key: fields.positive_text(getattr(entry.speedup, key), key) for key in ("estimate", "high", "low")}
+    facts = {key: _positive_text(getattr(entry.speedup, key), key) for key in ("estimate", "high", "low")}
     return _HISTORY % {"sessions": ",\n            ".join(map(_session_text, entry.sessions)), **facts}
 
 
@@ -157,14 +157,14 @@ def _lines(values: Mapping[str, Any]) -> str:
 def _session_text(session: Session) -> str:
     reference, unrest = "", ""
     if session.reference_median_ns is not None and session.reference_q25_ns is not None:
-        median = fields.seconds_text(session.reference_median_ns)
-        reference = f'"reference": {median}, "reference_q1": {fields.seconds_text(session.reference_q25_ns)}, '
+        median = _seconds_text(session.reference_median_ns)
+        reference = f'"reference": {median}, "reference_q1": {_seconds_text(session.reference_q25_ns)}, '
     if session.unrest_log:
-        unrest = f', "unrest": {fields.digits(session.unrest_log)}'
+        unrest = f', "unrest": {_digits(session.unrest_log)}'
     return (
         f'{{"commit": {encode_basestring(session.commit)}, "date": {encode_basestring(session.date)}, '
-        f'{_figures_text(session.figures)}"median": {fields.seconds_text(session.median_ns)}, '
-        f'"q1": {fields.seconds_text(session.q25_ns)}, {reference}'
+        f'{_figures_text(session.figures)}"median": {_seconds_text(session.median_ns)}, '
+        f'"q1": {_seconds_text(session.q25_ns)}, {reference}'
         f'"software": {encode_basestring(session.software)}{unrest}}}'
     )
 
@@ -177,8 +177,8 @@ def _figures_text(figures: Mapping[str, SavedFigure]) -> str:
 
 
 def _figure_text(figure: SavedFigure) -> str:
-    unrest = f', "unrest": {fields.digits(figure.unrest_log)}' if figure.unrest_log else ""
-    median, q25 = fields.seconds_text(figure.median_ns), fields.seconds_text(figure.q25_ns)
+    unrest = f', "unrest": {_digits(figure.unrest_log)}' if figure.unrest_log else ""
+    median, q25 = _seconds_text(figure.median_ns), _seconds_text(figure.q25_ns)
     return f'{{"median": {median}, "q1": {q25}{unrest}}}'
 
 
@@ -188,21 +188,85 @@ def _stats(latency: Latency) -> dict[str, Any]:
     A mean of latencies follows its outliers: between unchanged runs it moves ten times as far as the median.
     """
     found = {
-        "min": fields.seconds_text(latency.minimum_ns),
-        "q1": fields.seconds_text(latency.q25_ns),
-        "median": fields.seconds_text(latency.median_ns),
-        "q3": fields.seconds_text(latency.q75_ns),
-        "q90": fields.seconds_text(latency.q90_ns),
+        "min": _seconds_text(latency.minimum_ns),
+        "q1": _seconds_text(latency.q25_ns),
+        "median": _seconds_text(latency.median_ns),
+        "q3": _seconds_text(latency.q75_ns),
+        "q90": _seconds_text(latency.q90_ns),
     }
     # From the rounded ones: reading and writing again gives the same.
     least, low, median, high, q90 = map(float, found.values())
     iqr = high - low
     return found | {
-        "hd15iqr": fields.digits(min(q90, high + 1.5 * iqr)),
-        "iqr": fields.digits(iqr),
-        "ld15iqr": fields.digits(max(least, low - 1.5 * iqr)),
-        "ops": fields.digits(1 / median),
+        "hd15iqr": _digits(min(q90, high + 1.5 * iqr)),
+        "iqr": _digits(iqr),
+        "ld15iqr": _digits(max(least, low - 1.5 * iqr)),
+        "ops": _digits(1 / median),
         "rounds": latency.samples,
-        "stddev": fields.digits(iqr / _IQR_PER_SIGMA),
-        "total": fields.digits(median * latency.samples),
+        "stddev": _digits(iqr / _IQR_PER_SIGMA),
+        "total": _digits(median * latency.samples),
     }
+
+
+def _seconds_text(nanoseconds: float) -> str:
+    """A latency as a file holds it."""
+    return _positive_text(nanoseconds / 1e9, "a latency")
+
+
+def _positive_text(value: float, what: str) -> str:
+    """A positive number as a file holds it."""
+    if not LEAST < value < MOST:
+        raise ValueError(f"{what} must be a positive number, not {value!r}")
+    return _digits(value)
+
+
+def _digits(value: float) -> str:
+    """Four significant digits: 0.05 % at worst, far below what two runs of the same code differ by."""
+    text = f"{value:.4g}"
+    # As JSON spells it: not 1312 or 1.3e+04.
+    return text if "." in text and "+" not in text else repr(float(text))
+
+
+_SLUG_LENGTH = 80
+"""File systems allow 255 bytes; temporary and lock files add to the name, and people read it."""
+
+_LEGAL_MARKS = re.compile(r"\((?:r|tm|c)\)", re.IGNORECASE)
+
+
+def normal_name(nodeid: str, name: str | None = None) -> str:
+    """The name of a test in a baseline: the explicit ``name``, or the nodeid as pytest itself would say it.
+
+    pytest-xdist up to 3.8 appends ``@group`` to nodeids under ``--dist loadgroup``; a baseline must not depend on that.
+    """
+    if name is not None:
+        return name
+    path, separator, test = nodeid.partition("::")
+    return path + separator + _without_group(test)
+
+
+def _without_group(test: str) -> str:
+    # A Python name holds no "@", a parameter id in its brackets may: only an "@" outside of them starts a group.
+    function, bracket, rest = test.partition("[")
+    if "@" in function or not bracket:
+        return function.partition("@")[0]
+    parameters, closing, tail = rest.rpartition("]")
+    return function + bracket + parameters + closing + tail.partition("@")[0]
+
+
+def parametrized(name: str, parameters: str) -> str:
+    """``test_a[8-replay]``, ``test_a[fp16-8-replay]``: as pytest names parametrised tests, for grouping by function."""
+    return f"{name[:-1]}-{parameters}]" if name.endswith("]") else f"{name}[{parameters}]"
+
+
+def last_part(fullname: str) -> str:
+    """``test_a[8-replay]`` of ``tests/test_a.py::test_a[8-replay]``."""
+    path, bracket, parameters = fullname.partition("[")
+    return path.rpartition("::")[2] + bracket + parameters
+
+
+def slug(device: DeviceInfo) -> str:
+    """The file name of a device model, without its suffix: ``nvidia-h200``, ``cpu-amd-epyc-9b45``."""
+    plain = _LEGAL_MARKS.sub(" ", device.name).lower()
+    words = re.sub(r"[^a-z0-9]+", "-", plain).strip("-") or "unknown"
+    prefix = "cpu-" if device.kind == "cpu" and words.split("-")[0] != "cpu" else ""
+    return short_name(prefix + words, _SLUG_LENGTH)

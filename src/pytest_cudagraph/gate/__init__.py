@@ -9,7 +9,13 @@ from pytest_cudagraph.gate.latency import (
     judge_baseline,
     judge_figures,
 )
-from pytest_cudagraph.gate.outcomes import judge_agreement, judge_capture, judge_compile_failure, judge_finding, refused
+from pytest_cudagraph.gate.outcomes import (
+    judge_agreement,
+    judge_capture,
+    judge_compile_failure,
+    judge_finding,
+    judge_structure,
+    refused,
+)
 from pytest_cudagraph.gate.speedup import judge_speedup
-from pytest_cudagraph.gate.structure import judge_structure
 from pytest_cudagraph.gate.wording import FIGURES, replaced_text

@@ -8,7 +8,6 @@ from pytest_cudagraph.report.entry_history import history_lines, history_page
 from pytest_cudagraph.report.failure import failure_text, suggestions
 from pytest_cudagraph.report.github import STEP_SUMMARY_BYTES, annotation, sites_of_failure, step_summary
 from pytest_cudagraph.report.page import page
-from pytest_cudagraph.report.rankings import changes, ranking_tables
-from pytest_cudagraph.report.run_tables import run_tables
+from pytest_cudagraph.report.run_tables import changes, ranking_tables, run_tables
 from pytest_cudagraph.report.table import Row, device_text, header, properties, render, rows_of, table
 from pytest_cudagraph.report.workloads import WorkloadTest, cells_of

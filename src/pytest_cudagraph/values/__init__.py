@@ -4,9 +4,18 @@ Every class is frozen. It imports neither torch nor pytest and computes only der
 nanoseconds (``_ns``), memory in bytes (``_bytes``), ratios are plain factors (``_ratio``): 1.15 means 15 % faster.
 """
 
-from pytest_cudagraph.values.additions import Addition
-from pytest_cudagraph.values.evidence import Agreement, Assigned, AuditRule, Disagreement, Finding, Level, Receipt, Site
-from pytest_cudagraph.values.judgements import Judgement, Verdict
+from pytest_cudagraph.values.evidence import (
+    Agreement,
+    Assigned,
+    AuditRule,
+    Disagreement,
+    Finding,
+    Judgement,
+    Level,
+    Receipt,
+    Site,
+    Verdict,
+)
 from pytest_cudagraph.values.reports import BatchReport, CompileMode, GraphReport, MinSource, ReportColumn
 from pytest_cudagraph.values.saved import (
     BaseComparison,
@@ -18,8 +27,7 @@ from pytest_cudagraph.values.saved import (
     SavedFigure,
     Session,
 )
-from pytest_cudagraph.values.scenario import Scenario, StoredScenario, stored
-from pytest_cudagraph.values.table import Column, Table
+from pytest_cudagraph.values.scenario import Addition, Column, Scenario, StoredScenario, Table, stored
 from pytest_cudagraph.values.timings import (
     Block,
     Decision,

@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from pytest_cudagraph.values.evidence import Agreement, Finding, Receipt
-from pytest_cudagraph.values.judgements import Judgement, Verdict
+from pytest_cudagraph.values.evidence import Agreement, Finding, Judgement, Receipt, Verdict
 from pytest_cudagraph.values.saved import BaseComparison, Comparison, NoBaseline, SavedBatch
 from pytest_cudagraph.values.scenario import Scenario, StoredScenario
 from pytest_cudagraph.values.timings import DeviceInfo, Interval, Latency, Timing
