@@ -7,15 +7,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pytest_cudagraph import base_revision
+from pytest_cudagraph.base_revision.checkout import checked_out, find_revision
 from pytest_cudagraph.base_revision.judge import LOOKS, base_change, judge_base
-from pytest_cudagraph.base_revision.processes import CollectedOutcome, RevisionProcess, Sample
+from pytest_cudagraph.base_revision.processes import (
+    CollectedOutcome,
+    RevisionProcess,
+    Sample,
+    foreign_modules,
+    run_order,
+)
+from pytest_cudagraph.baseline import Key
 from pytest_cudagraph.errors import RevisionError
 from pytest_cudagraph.protocols import ShowProgress
 from pytest_cudagraph.values import BaseComparison, BatchReport, Timing, Verdict
-
-Key = tuple[str, int]
-"""A test's name and a batch size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,9 +54,9 @@ def compare_revisions(name: str, command: Command, max_slowdown: float, progress
     Raises :class:`~pytest_cudagraph.errors.RevisionError` when the revision or either side cannot be measured.
     Nothing stays behind: no worktree, no process, no file.
     """
-    revision = base_revision.find_revision(command.folder, name)
+    revision = find_revision(command.folder, name)
     _check_root(command.root, revision.top)
-    with base_revision.checked_out(revision) as tree:
+    with checked_out(revision) as tree:
         folder = tree.parent
         sides = {
             "base": _side(f"the base, {revision},", revision.top, tree, command, folder),
@@ -61,14 +65,15 @@ def compare_revisions(name: str, command: Command, max_slowdown: float, progress
         samples: dict[str, list[Sample]] = {"base": [], "head": []}
         begin_s = time.monotonic()
         for before, look in zip((0, *LOOKS), LOOKS, strict=False):
-            for number, order in enumerate(base_revision.run_order(before, look), start=before):
+            for number, order in enumerate(run_order(before, look), start=before):
                 for side in order:
                     left = _left_text(time.monotonic() - begin_s, sum(map(len, samples.values())), 2 * look)
                     progress(f"{side}, process {number + 1} of {look}{left}")
                     samples[side].append(sides[side].sample(folder / f"{side}-{number}"))
                 _check_imports(samples["base"][-1], revision.top, tree, str(revision))
             found = pair(samples["base"], samples["head"], str(revision))
-            if not _is_open(found, max_slowdown):
+            verdicts = {judge_base(compared, max_slowdown).verdict for compared in found.values()}
+            if Verdict.INCONCLUSIVE not in verdicts:
                 break
     return AgainstBase(revision=str(revision), max_slowdown=max_slowdown, found=found)
 
@@ -102,7 +107,7 @@ def _side(name: str, top: Path, tree: Path, command: Command, folder: Path) -> R
 
 
 def _check_imports(sample: Sample, top: Path, tree: Path, revision: str) -> None:
-    foreign = base_revision.foreign_modules(sample, top, tree)
+    foreign = foreign_modules(sample, top, tree)
     if foreign:
         raise RevisionError(
             f"the processes of {revision} must import its own code; found {len(foreign)} of the working tree's files "
@@ -110,10 +115,6 @@ def _check_imports(sample: Sample, top: Path, tree: Path, revision: str) -> None
             "  an installed package that points into the working tree takes precedence: uninstall it for this run and\n"
             "  let the tests import from the tree (pythonpath = in pytest's configuration, or PYTHONPATH)"
         )
-
-
-def _is_open(found: Mapping[Key, BaseComparison], max_slowdown: float) -> bool:
-    return any(judge_base(each, max_slowdown).verdict is Verdict.INCONCLUSIVE for each in found.values())
 
 
 def pair(base: Sequence[Sample], head: Sequence[Sample], revision: str) -> dict[Key, BaseComparison]:

@@ -72,16 +72,12 @@ def judge_base(found: BaseComparison, max_slowdown: float, why_not_judged: str =
         evidence = (reason, *evidence)
         reason = f"latency is not judged: {why_not_judged}"
         return Judgement(gate="base", verdict=Verdict.NOT_JUDGED, reason=reason, evidence=evidence)
-    verdict = _verdict(change, 1.0 + max_slowdown)
+    allowed_ratio = 1.0 + max_slowdown
+    verdict = Verdict.PASSED if change.high <= allowed_ratio else Verdict.INCONCLUSIVE
+    verdict = Verdict.FAILED if change.low > allowed_ratio else verdict
     remedy = "run again on a quieter machine" if verdict is Verdict.INCONCLUSIVE else ""
     accept = _acceptable(change) if verdict is Verdict.FAILED else None
     return Judgement(gate="base", verdict=verdict, reason=reason, evidence=evidence, remedy=remedy, accept=accept)
-
-
-def _verdict(change: Interval, allowed_ratio: float) -> Verdict:
-    if change.low > allowed_ratio:
-        return Verdict.FAILED
-    return Verdict.PASSED if change.high <= allowed_ratio else Verdict.INCONCLUSIVE
 
 
 def _change_text(change: Interval, found: BaseComparison) -> str:
@@ -102,11 +98,8 @@ def _acceptable(change: Interval) -> float:
 
 def _evidence(found: BaseComparison) -> tuple[str, ...]:
     pairs = plural(len(found.head_replay_ns), "pair")
-    lines = [
-        f"base -> head: replay {change_text(*_levels_ns(found))}, lower quartiles in {pairs} of processes, in turn"
-    ]
-    lines += [line for line in (_eager_text(found), _reference_text(found), _kernels_text(found)) if line]
-    return tuple(lines)
+    replay = f"base -> head: replay {change_text(*_levels_ns(found))}, lower quartiles in {pairs} of processes, in turn"
+    return tuple(filter(None, (replay, _eager_text(found), _reference_text(found), _kernels_text(found))))
 
 
 def _levels_ns(found: BaseComparison) -> tuple[float, float]:

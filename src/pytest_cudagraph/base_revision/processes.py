@@ -69,16 +69,11 @@ class Sample:
         return self.ends.get(nodeid) or next(whole, None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessOutput:
-    """The files of a process. ``trouble`` says why they are unusable; empty if they are usable."""
+def read_process_output(folder: Path) -> tuple[Sample, str]:
+    """The files of a process, and why they are unusable (empty if they are usable).
 
-    sample: Sample
-    trouble: str
-
-
-def read_process_output(folder: Path) -> ProcessOutput:
-    """Read the files of a process. Raises :class:`OSError` if one is missing, :class:`ValueError` if one is damaged."""
+    Raises :class:`OSError` if one is missing, :class:`ValueError` if one is damaged.
+    """
     document, modules, course = (files.read_json(folder / name) for name in (DOCUMENT, MODULES, COURSE))
     reports = run_of_document(document).reports
     sample = Sample(
@@ -87,13 +82,10 @@ def read_process_output(folder: Path) -> ProcessOutput:
         nodeids={each.name: each.nodeid for each in reports},
         ends={nodeid: CollectedOutcome(how=how, why=why) for nodeid, (how, why) in course["ends"].items()},
     )
-    return ProcessOutput(sample=sample, trouble=_trouble(course))
-
-
-def _trouble(course: Mapping[str, Any]) -> str:
+    trouble = "" if course["is_finished"] else "did not come to the end of its tests"
     if course["broken"]:
-        return f"could not collect {course['broken'][0] or 'its tests'}"
-    return "" if course["is_finished"] else "did not come to the end of its tests"
+        trouble = f"could not collect {course['broken'][0] or 'its tests'}"
+    return sample, trouble
 
 
 def foreign_modules(sample: Sample, top: Path, tree: Path) -> list[str]:
@@ -188,14 +180,14 @@ class RevisionProcess:
 
     def _read(self, into: Path, log: Path, status: int) -> Sample:
         try:
-            remains = read_process_output(into)
+            sample, trouble = read_process_output(into)
         except OSError as error:
             raise self._unusable("left no result", log, status) from error
         except ValueError as error:
             raise self._unusable(f"left a result that cannot be read ({error})", log, status) from error
-        if remains.trouble:
-            raise self._unusable(remains.trouble, log, status)
-        return remains.sample
+        if trouble:
+            raise self._unusable(trouble, log, status)
+        return sample
 
     def _unusable(self, trouble: str, log: Path, status: int) -> RevisionError:
         end = "\n".join(f"  {line}" for line in last_lines(log))

@@ -4,7 +4,6 @@ from pytest_cudagraph.report.closing import closing
 from pytest_cudagraph.report.codec import from_plain, report_to_plain, seconds, to_plain
 from pytest_cudagraph.report.columns import Column, grid, scenario_tables, text_of
 from pytest_cudagraph.report.document import Run, document, json_text, run_of_document
-from pytest_cudagraph.report.entry_history import history_lines, history_page
 from pytest_cudagraph.report.failure import failure_text, suggestions
 from pytest_cudagraph.report.github import STEP_SUMMARY_BYTES, annotation, sites_of_failure, step_summary
 from pytest_cudagraph.report.page import page

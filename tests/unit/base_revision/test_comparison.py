@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from tests.facts import batch, judgement, latency, timing
 
-from pytest_cudagraph.base_revision import CollectedOutcome, Sample
 from pytest_cudagraph.base_revision.comparison import _left_text, pair
 from pytest_cudagraph.base_revision.judge import judge_base
+from pytest_cudagraph.base_revision.processes import CollectedOutcome, Sample
 from pytest_cudagraph.values import Verdict
 
 TEST = "test_a.py::test_m"

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from tests.facts import H200, batch, judgement, latency, report, timing
 
-from pytest_cudagraph import base_revision, errors
-from pytest_cudagraph.base_revision import CollectedOutcome, RevisionProcess, Sample
+from pytest_cudagraph import errors
+from pytest_cudagraph.base_revision import processes
+from pytest_cudagraph.base_revision.processes import CollectedOutcome, RevisionProcess, Sample
 from pytest_cudagraph.report import document, json_text
 from pytest_cudagraph.values import Verdict
 
@@ -225,11 +226,11 @@ def test_a_module_of_the_working_tree_is_foreign_only_if_the_checkout_holds_it_t
     generated, installed = str(top / "generated.py"), str(top / ".venv" / "torch.py")
     files = (str(top / "model.py"), generated, installed, str(tree / "model.py"), "/usr/lib/json.py")
     found = Sample(batches={}, modules=files)
-    assert base_revision.foreign_modules(found, top, tree) == ["model.py"]
+    assert processes.foreign_modules(found, top, tree) == ["model.py"]
 
 
 def test_a_steady_drift_favours_neither_side():
-    order = [side for pair in base_revision.run_order(0, 4) for side in pair]
+    order = [side for pair in processes.run_order(0, 4) for side in pair]
     assert order == ["base", "head", "head", "base", "base", "head", "head", "base"]
     positions = {name: [i for i, side in enumerate(order) if side == name] for name in ("base", "head")}
     assert sum(positions["base"]) == sum(positions["head"])

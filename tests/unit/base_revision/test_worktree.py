@@ -10,7 +10,8 @@ import sys
 
 import pytest
 
-from pytest_cudagraph import base_revision, errors
+from pytest_cudagraph import errors
+from pytest_cudagraph.base_revision import checkout
 
 
 def git(folder, *arguments):
@@ -38,7 +39,7 @@ def worktrees(top):
 
 
 def test_a_checkout_holds_the_revision_and_leaves_the_working_tree_alone(repository):
-    with base_revision.checked_out(base_revision.find_revision(repository, "HEAD~1")) as tree:
+    with checkout.checked_out(checkout.find_revision(repository, "HEAD~1")) as tree:
         assert (tree / "model.py").read_text() == "NUMBER = 1\n"
         assert tree.name == "project"
         assert len(worktrees(repository)) == 2
@@ -50,7 +51,7 @@ def test_a_checkout_holds_the_revision_and_leaves_the_working_tree_alone(reposit
 def test_a_checkout_is_removed_after_ctrl_c(repository):
     with (
         pytest.raises(KeyboardInterrupt),
-        base_revision.checked_out(base_revision.find_revision(repository, "HEAD")) as tree,
+        checkout.checked_out(checkout.find_revision(repository, "HEAD")) as tree,
     ):
         raise KeyboardInterrupt
     assert not tree.exists()
@@ -61,7 +62,7 @@ def test_a_checkout_is_removed_after_a_termination_and_the_handler_is_put_back(r
     before = signal.getsignal(signal.SIGTERM)
     with (
         pytest.raises(KeyboardInterrupt),
-        base_revision.checked_out(base_revision.find_revision(repository, "HEAD")) as tree,
+        checkout.checked_out(checkout.find_revision(repository, "HEAD")) as tree,
     ):
         os.kill(os.getpid(), signal.SIGTERM)
     assert not tree.exists()
@@ -70,7 +71,7 @@ def test_a_checkout_is_removed_after_a_termination_and_the_handler_is_put_back(r
 
 
 def test_a_checkout_that_changed_is_removed_all_the_same(repository):
-    with base_revision.checked_out(base_revision.find_revision(repository, "HEAD")) as tree:
+    with checkout.checked_out(checkout.find_revision(repository, "HEAD")) as tree:
         (tree / "model.py").write_text("changed")
         (tree / "left_behind.txt").write_text("x")
     assert not tree.exists()
@@ -81,7 +82,7 @@ def test_a_checkout_that_changed_is_removed_all_the_same(repository):
 def test_a_revision_is_found_by_what_git_calls_it(repository, name):
     git(repository, "branch", "main-of-mine", "HEAD~1")
     git(repository, "tag", "-a", "-m", "one", "v1", "HEAD~1")
-    found = base_revision.find_revision(repository, name)
+    found = checkout.find_revision(repository, name)
     assert found.commit == git(repository, "rev-parse", "HEAD~1")
     assert str(found) == f"{name} ({found.commit[:7]})"
 
@@ -89,7 +90,7 @@ def test_a_revision_is_found_by_what_git_calls_it(repository, name):
 @pytest.mark.parametrize("name", ["no-such-branch", "HEAD~9", "--help", "HEAD:model.py"])
 def test_a_name_that_is_no_commit_is_refused(repository, name):
     with pytest.raises(errors.RevisionError) as caught:
-        base_revision.find_revision(repository, name)
+        checkout.find_revision(repository, name)
     assert str(caught.value) == (
         f"a branch, tag or commit of this repository is allowed; found {name!r}, which names none here\n"
         "  a shallow clone lacks older commits: fetch them first (git fetch --unshallow)"
@@ -99,22 +100,22 @@ def test_a_name_that_is_no_commit_is_refused(repository, name):
 def test_a_folder_without_a_repository_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     with pytest.raises(errors.RevisionError) as caught:
-        base_revision.find_revision(tmp_path, "HEAD")
+        checkout.find_revision(tmp_path, "HEAD")
     assert str(caught.value) == f"a git repository is needed to check out 'HEAD'; {tmp_path} lies in none"
 
 
 def test_a_machine_without_git_is_told(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(errors.RevisionError) as caught:
-        base_revision.find_revision(tmp_path, "HEAD")
+        checkout.find_revision(tmp_path, "HEAD")
     assert str(caught.value.__cause__) == "git is needed and is not on the PATH"
 
 
 CHECKS_OUT = """
 import pathlib, sys
-from pytest_cudagraph import base_revision
+from pytest_cudagraph.base_revision import checkout
 
-with base_revision.checked_out(base_revision.find_revision(pathlib.Path.cwd(), "HEAD~1")) as tree:
+with checkout.checked_out(checkout.find_revision(pathlib.Path.cwd(), "HEAD~1")) as tree:
     print((tree / "model.py").read_text())
 """
 
@@ -141,9 +142,9 @@ def test_variables_of_another_repository_are_not_heard(repository, tmp_path, mon
     expected = git(repository, "rev-parse", "HEAD")
     monkeypatch.setenv("GIT_DIR", str(other / ".git"))
     monkeypatch.setenv("GIT_WORK_TREE", str(other))
-    found = base_revision.find_revision(repository, "HEAD")
+    found = checkout.find_revision(repository, "HEAD")
     assert (found.commit, found.top) == (expected, repository)
-    with base_revision.checked_out(found) as tree:
+    with checkout.checked_out(found) as tree:
         assert (tree / "model.py").read_text() == "NUMBER = 2\n"
     assert not tree.exists()
     assert not (repository / ".git" / "worktrees").exists()
@@ -154,7 +155,7 @@ def test_worktrees_that_are_out_of_reach_just_now_stay_registered(repository, tm
     theirs, away = tmp_path / "theirs", tmp_path / "away"
     git(repository, "worktree", "add", "--quiet", "--detach", str(theirs))
     theirs.rename(away)
-    with base_revision.checked_out(base_revision.find_revision(repository, "HEAD")):
+    with checkout.checked_out(checkout.find_revision(repository, "HEAD")):
         pass
     assert len(worktrees(repository)) == 2
     away.rename(theirs)
@@ -170,7 +171,7 @@ def _broken(tree):
 
 @pytest.mark.parametrize("number", range(3))
 def test_a_checkout_that_is_broken_is_taken_off_the_list_all_the_same(repository, number):
-    with base_revision.checked_out(base_revision.find_revision(repository, "HEAD")) as tree:
+    with checkout.checked_out(checkout.find_revision(repository, "HEAD")) as tree:
         list(_broken(tree))[number]()
     assert not tree.exists()
     assert len(worktrees(repository)) == 1
@@ -179,8 +180,8 @@ def test_a_checkout_that_is_broken_is_taken_off_the_list_all_the_same(repository
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from pytest_cudagraph import base_revision
-with base_revision.checked_out(base_revision.find_revision(Path(sys.argv[1]), "HEAD")):
+from pytest_cudagraph.base_revision import checkout
+with checkout.checked_out(checkout.find_revision(Path(sys.argv[1]), "HEAD")):
     os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -191,13 +192,13 @@ def test_the_checkout_of_a_killed_process_is_removed_by_the_next_one_and_no_othe
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     monkeypatch.setenv("TMPDIR", str(temporary))
-    monkeypatch.setattr(base_revision.checkout.tempfile, "tempdir", str(temporary))
+    monkeypatch.setattr(checkout.tempfile, "tempdir", str(temporary))
     subprocess.run([sys.executable, "-c", KILLED, str(repository)], check=False)
     git(repository, "worktree", "add", "--detach", str(temporary / "pytest-cudagraph-mine" / "project"))
     assert len(worktrees(repository)) == 3
-    with base_revision.checked_out(base_revision.find_revision(repository, "HEAD")) as running:
+    with checkout.checked_out(checkout.find_revision(repository, "HEAD")) as running:
         assert len(worktrees(repository)) == 3
-        with base_revision.checked_out(base_revision.find_revision(repository, "HEAD")):
+        with checkout.checked_out(checkout.find_revision(repository, "HEAD")):
             assert len(worktrees(repository)) == 4
             assert running.is_dir()
     assert [path.name for path in temporary.iterdir()] == ["pytest-cudagraph-mine"]
