@@ -6,6 +6,7 @@ import errno
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from datetime import UTC
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -74,14 +75,14 @@ def _live_session(config: pytest.Config) -> Any:
 
 
 def _benchmarks(measured: GraphReport, *, has_passed: bool) -> Iterator[Any]:
-    from datetime import datetime, timezone
+    from datetime import datetime
 
     from pytest_cudagraph import baseline, record
     from pytest_cudagraph.values import Verdict
 
     if measured.device is None or measured.verdict in (Verdict.WRONG, Verdict.NOT_CAPTURED):
         return
-    now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    now = datetime.now(UTC).isoformat(timespec="seconds")
     for batch in measured.batches:
         if batch.timing is not None and batch.has_entry:
             for entry in baseline.records_of(record.saved_batch(measured, batch, saved_at=now)):

@@ -5,7 +5,6 @@ Each row of the table of options defines a flag, its ini option and its line in 
 
 from __future__ import annotations
 
-import sys
 from argparse import SUPPRESS
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -217,10 +216,7 @@ def ini_value(config: pytest.Config, option: Option) -> Any:
 
 def _toml_value(path: Path | None, key: str) -> Any:
     """The value in the table ``[pytest]`` or ``[tool.pytest]`` of a file that pytest has read."""
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib  # pytest needs it there
+    import tomllib
 
     document = tomllib.loads(path.read_text(encoding="utf-8")) if path else {}
     tables = document.get("pytest", {}), document.get("tool", {}).get("pytest", {})
