@@ -10,8 +10,6 @@ import json
 import os
 import secrets
 import stat
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -56,10 +54,13 @@ def _open_at_once(path: str, flags: int) -> int:
 def write_text(path: Path, text: str) -> None:
     """Write a regular file whole or not at all, also when an interrupt comes. Raises :class:`OSError`.
 
-    The permissions of an existing file stay, and a symbolic link stays a link to the file that is written. A pipe, a
-    device and the output of this process are refused.
+    The permissions of an existing file stay, and a symbolic link stays a link to the file that is written. A pipe and
+    a device are refused, and what ``/dev/stdout`` names: to replace a file would lose all that is printed to it.
     """
-    _check_regular(path)
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if path.is_relative_to("/dev") or (path.exists() and not path.is_file()):
+        raise OSError(errno.EINVAL, "only a regular file is written", str(path))
     _replace(Path(os.path.realpath(path)), text.encode("utf-8", errors=_ENCODING_ERRORS))
 
 
@@ -80,24 +81,6 @@ def remove_temporary(path: Path) -> None:
 
 def _prefix(path: Path) -> str:
     return f".{short_name(path.name)}."
-
-
-def _check_regular(path: Path) -> None:
-    try:
-        status = path.stat()
-    except FileNotFoundError:
-        return
-    if stat.S_ISDIR(status.st_mode):
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    # What /dev/stdout names may be a file, and to replace it would lose all that is printed.
-    if not stat.S_ISREG(status.st_mode) or any(os.path.samestat(status, stream) for stream in _output_streams()):
-        raise OSError(errno.EINVAL, "no pipe, no device and no output of this process is written", str(path))
-
-
-def _output_streams() -> Iterator[os.stat_result]:
-    for stream in (sys.__stdout__, sys.__stderr__):
-        with contextlib.suppress(AttributeError, OSError, ValueError):
-            yield os.fstat(stream.fileno())  # type: ignore[union-attr]
 
 
 def _replace(path: Path, data: bytes) -> None:

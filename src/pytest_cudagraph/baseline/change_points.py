@@ -131,18 +131,14 @@ def split_at_moves(
     moves: list[Move] = []
     for session in sessions:
         change = change_of_sessions(parts[-1], session) if parts else None
-        if change is not None and not _is_beyond(change, least_change):
+        least_log = math.log1p(least_change)
+        if change is not None and change.log_ratio - change.margin_log <= least_log and change.high_log >= -least_log:
             parts[-1].append(session)
             continue
         if change is not None:
             moves.append(Move(side=side, before=parts[-1][-1], after=session, change=change))
         parts.append([session])
     return [tuple(part) for part in parts], moves
-
-
-def _is_beyond(change: LatencyChange, least_change: float) -> bool:
-    least_log = math.log1p(least_change)
-    return change.log_ratio - change.margin_log > least_log or change.high_log < -least_log
 
 
 def _kernel_changes(saved: Sequence[SavedBatch]) -> Iterable[KernelChange]:

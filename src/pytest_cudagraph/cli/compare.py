@@ -102,34 +102,28 @@ def _kernels(change: record.EntryChange) -> str:
 
 
 def _kernel_changes(change: record.EntryChange) -> str:
-    """``+16 `aten.mul`, -1 `aten.silu```: the changed kernel counts. Empty without a change."""
+    """``+16 aten.mul, -1 aten.silu``. Empty without a change, and where a backend does not name its kernels."""
     if change.old is None or change.new is None or not (change.old.kernel_names and change.new.kernel_names):
-        # A backend may not name its kernels.
         return ""
-    before, after = Counter(change.old.kernel_names), Counter(change.new.kernel_names)
-    moved = [(name, after[name] - before[name]) for name in sorted({*before, *after})]
-    words = [f"{count:+d} `{name}`" for name, count in moved if count]
-    return ", ".join(words)
+    return gate.changes_text(change.old.kernel_names, change.new.kernel_names)
 
 
 def _figures(change: record.EntryChange) -> str:
     """``TTFT 1.2 -> 1.8 ms (+50 %)``: each figure of generations that both have."""
     if change.old is None or change.new is None or change.comparison == "not-comparable":
         return ""
-    found = baseline.figure_changes(change.old, change.new.sessions[-1])
-    words = [
-        f"{figure_text(name, each.before_ns)} -> {figure_text(name, each.after_ns).split(' ', 1)[1]}"
-        for name, each in found.items()
-    ]
-    return ", ".join(words)
+    moved = baseline.figure_changes(change.old, change.new.sessions[-1])
+    befores = {name: figure_text(name, figure.before_ns) for name, figure in moved.items()}
+    afters = {name: figure_text(name, figure.after_ns).split(" ", 1)[1] for name, figure in moved.items()}
+    return ", ".join(f"{before} -> {afters[name]}" for name, before in befores.items())
 
 
 def _why_uncertain(change: record.EntryChange, max_slowdown: float) -> str:
     """The reason in the words of the gate, which has the same bound."""
     if change.comparison != "uncertain" or change.old is None or change.new is None:
         return ""
-    found = baseline.change(change.old, change.new.sessions[-1])
-    return f"{gate.interval_basis_text(found)}; {percent_text(max_slowdown)} is allowed"
+    moved = baseline.change(change.old, change.new.sessions[-1])
+    return f"{gate.interval_basis_text(moved)}; {percent_text(max_slowdown)} is allowed"
 
 
 def _exit_code(changes: Sequence[record.EntryChange], fail_on: str, *, strict: bool) -> int:

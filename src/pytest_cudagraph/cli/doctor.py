@@ -57,14 +57,17 @@ def examine(arguments: argparse.Namespace) -> CommandOutput:
     Raises :class:`~pytest_cudagraph.errors.CudagraphError` without torch, or for a missing device.
     """
     device_lines, unfit_device = _device(arguments.device)
+    minute, cpus = _load()
     card, floors = _measured(arguments.device, arguments.time_budget)
-    unfit = [*unfit_device, *_unfit_host(), *_unfit(card, floors)]
+    load = f"load {minute:.1f} on {plural(cpus, 'CPU')}"
+    busy = [f"unfit: {load}: more processes than cores; stop other work"] if minute > cpus else []
+    unfit = [*unfit_device, *busy, *_unfit(card, floors)]
     versions = [f"{name} {version(name)}" for name in ("pytest", "pytest-benchmark", "torch")]
     lines = [
         f"pytest-cudagraph {version('pytest-cudagraph')}, python {sys.version.split()[0]}, {', '.join(versions)}",
         *device_lines,
         f"nvml: {_nvml()}",
-        f"load: {_load_text()}",
+        f"load: {minute:.1f} over the last minute, on {plural(cpus, 'CPU')}",
         *card.lines(),
         f"noise floor: the same call against itself; smallest regression detectable within {arguments.time_budget:g} s",
         *report.grid(_COLUMNS, [_row(floor) for floor in floors]),
@@ -136,13 +139,6 @@ def _unfit(card: PerfCard, floors: Sequence[NoiseFloor]) -> Iterator[str]:
 _QUIET = "stop other work, or pin the job to its own cores"
 
 
-def _unfit_host() -> Iterator[str]:
-    """The load of the last minute, read before the measurement."""
-    load, cpus = _load()
-    if load > cpus:
-        yield f"unfit: load {load:.1f} on {plural(cpus, 'CPU')}: more processes than cores; stop other work"
-
-
 def _nvml() -> str:
     nvml = environment.start_nvml()
     if isinstance(nvml, str):
@@ -156,15 +152,11 @@ def _nvml() -> str:
 
 
 def _load() -> tuple[float, int]:
+    """The load of the last minute, and the number of CPUs. It is read before the measurement."""
     import psutil
 
     minute, _, _ = psutil.getloadavg()
     return float(minute), psutil.cpu_count() or 1
-
-
-def _load_text() -> str:
-    load, cpus = _load()
-    return f"{load:.1f} over the last minute, on {plural(cpus, 'CPU')}"
 
 
 def version(distribution: str) -> str:

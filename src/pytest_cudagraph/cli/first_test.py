@@ -30,15 +30,9 @@ _FORM = "1x64, 1x8:int64 or 1x8:int64:50257 (a shape, a dtype, for integers the 
 
 # The user's own configuration and plugins belong to the user's own tests.
 _ALONE = (
-    "-q",
-    "--no-header",
-    "--tb=short",
-    "--noconftest",
-    "--import-mode=importlib",
-    "-p",
-    "no:cacheprovider",
-    "-p",
-    "pytest_cudagraph.plugin",
+    *("-q", "--no-header", "--tb=short", "--noconftest", "--import-mode=importlib"),
+    *("-p", "no:cacheprovider", "-p", "pytest_cudagraph.plugin"),
+    *("--cudagraph", "--cudagraph-github=off", "--cudagraph-baseline=off"),
 )
 _FOREIGN = ("PYTEST_ADDOPTS", "PYTEST_PLUGINS")
 
@@ -63,7 +57,8 @@ def check(arguments: argparse.Namespace) -> CommandOutput:
     Raises :class:`~pytest_cudagraph.errors.CudagraphError` for a target that is no factory, and for inputs that are
     neither given nor returned.
     """
-    given = _inputs(arguments.inputs) if arguments.inputs is not None else None
+    shapes: str | None = arguments.inputs
+    inputs = None if shapes is None else [_tensor(shape.strip()) for shape in shapes.split(",")]
     from pytest_cudagraph import environment
 
     environment.require_torch()
@@ -76,7 +71,7 @@ def check(arguments: argparse.Namespace) -> CommandOutput:
     except BaseException as error:
         shown = traceback.format_exception(type(error), error, error.__traceback__ and error.__traceback__.tb_next)
         return CommandOutput(lines=[*"".join(shown).splitlines(), f"{target.name} failed"], exit_code=REGRESSION)
-    text = _test_of(target, made, given)
+    text = _test_of(target, made, inputs)
     outcome = _Outcome()
     with _returning(target, made):
         code = _run(f"test_{target.name.lower()}.py", text, arguments, outcome)
@@ -138,10 +133,6 @@ def _target(text: str) -> _Target:
     return _Target(module=imported, name=name, factory=factory)
 
 
-def _inputs(text: str) -> list[str]:
-    return [_tensor(each.strip()) for each in text.split(",")]
-
-
 def _tensor(text: str) -> str:
     """The code of one example input: ``1x8:int64:50257`` is ``torch.randint(50257, (1, 8))``."""
     found = _INPUT.fullmatch(text)
@@ -157,34 +148,25 @@ def _tensor(text: str) -> str:
     return f"torch.{made}{shape}{of_dtype})"
 
 
-def _test_of(target: _Target, made: Any, given: list[str] | None) -> str:
+def _test_of(target: _Target, made: Any, inputs: list[str] | None) -> str:
     """The test, as it is run and printed."""
-    returned, call = _call_of(target, made, given)
-    imports = ["import torch"] if given else []
+    returned, call = _call_of(target, made, inputs)
+    imports = ["import torch"] if inputs else []
     alias = "" if target.alias == target.name else f" as {target.alias}"
     name = target.name.lower().removeprefix("test_")
-    return "\n".join(
-        [
-            *imports,
-            f"from {target.module.__name__} import {target.name}{alias}",
-            "",
-            "",
-            f"def test_{name}(cudagraph):",
-            f"    {returned} = {target.alias}()",
-            f"    cudagraph({call})",
-            "",
-        ]
-    )
+    imports.append(f"from {target.module.__name__} import {target.name}{alias}")
+    test = [f"def test_{name}(cudagraph):", f"    {returned} = {target.alias}()", f"    cudagraph({call})"]
+    return "\n".join([*imports, "", "", *test, ""])
 
 
-def _call_of(target: _Target, made: Any, given: list[str] | None) -> tuple[str, str]:
+def _call_of(target: _Target, made: Any, inputs: list[str] | None) -> tuple[str, str]:
     """What the factory's result is assigned to, and the arguments of the call."""
     is_pair = isinstance(made, tuple) and len(made) == 2
     model = made[0] if is_pair else made
     if not callable(model):
         raise CudagraphError(f"{target.name} must return a model, or (model, inputs); found {value_text(made)}")
-    if given is not None:
-        return "model, _" if is_pair else "model", ", ".join(["model", *given])
+    if inputs is not None:
+        return "model, _" if is_pair else "model", ", ".join(["model", *inputs])
     if not is_pair:
         raise CudagraphError(
             f"{target.name} returned a model without example inputs\n"
@@ -218,19 +200,10 @@ def _run(file: str, text: str, arguments: argparse.Namespace, outcome: _Outcome)
         (place / file).write_text(text, encoding="utf-8")
         (place / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
         try:
-            command = [*_ALONE, *_flags(arguments), f"--rootdir={place}", str(place / file)]
+            options = [f"--cudagraph-device={arguments.device}", f"--cudagraph-compile={arguments.compile}"]
+            if arguments.batch_sizes is not None:
+                options.append(f"--cudagraph-batch-sizes={arguments.batch_sizes}")
+            command = [*_ALONE, *options, f"--rootdir={place}", str(place / file)]
             return int(pytest.main(command, plugins=[outcome]))
         except BrokenPipeError:  # the reader has stopped (| head)
             return 1
-
-
-def _flags(arguments: argparse.Namespace) -> list[str]:
-    sizes = [f"--cudagraph-batch-sizes={arguments.batch_sizes}"] if arguments.batch_sizes is not None else []
-    return [
-        "--cudagraph",
-        f"--cudagraph-device={arguments.device}",
-        f"--cudagraph-compile={arguments.compile}",
-        "--cudagraph-github=off",
-        "--cudagraph-baseline=off",
-        *sizes,
-    ]

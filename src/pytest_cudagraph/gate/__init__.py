@@ -18,4 +18,4 @@ from pytest_cudagraph.gate.outcomes import (
     refused,
 )
 from pytest_cudagraph.gate.speedup import judge_speedup
-from pytest_cudagraph.gate.wording import FIGURES, replaced_text
+from pytest_cudagraph.gate.wording import FIGURES, changes_text, replaced_text

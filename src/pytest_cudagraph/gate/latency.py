@@ -113,13 +113,12 @@ def _decision(change: LatencyChange, max_slowdown: float, baseline: SavedBatch) 
         )
     if change.unrest_log and at_rest.comparison(max_slowdown) != "uncertain":
         return "to decide: run again on an idle machine"
-    return f"to decide: {_more_sessions(change)}; run again" if change.is_prior else "run again"
-
-
-def _more_sessions(change: LatencyChange) -> str:
+    if not change.is_prior:
+        return "run again"
     # A session saved with this change would widen the bound or start a new history.
     more = plural(baselines.ENOUGH - change.sessions, "more session")
-    return f"{more} of unchanged code (--cudagraph-update at the saved commit, not with this change)"
+    where = "of unchanged code (--cudagraph-update at the saved commit, not with this change)"
+    return f"to decide: {more} {where}; run again"
 
 
 def _cause(comparison: Comparison, baseline: SavedBatch, receipt: Receipt | None) -> str:

@@ -22,20 +22,16 @@ from pytest_cudagraph.values import (
 
 def judge_finding(finding: Finding) -> Judgement:
     """A finding of the audit: not captured if CUDA refuses it, wrong if the graph would replay wrongly."""
-    where = f"{finding.site}: " if finding.site else ""
+    where, caller = f"{finding.site}: " if finding.site else "", finding.called_from
+    calling = f"called from {caller}{f' in {caller.function}' if caller.function else ''}" if caller else ""
     return Judgement(
         gate="audit",
         verdict=Verdict.NOT_CAPTURED if finding.loud else Verdict.WRONG,
         reason=f"{where}{finding.message} [{finding.id}]",
-        evidence=tuple(line for line in (finding.evidence, _caller(finding)) if line),
+        evidence=tuple(filter(None, (finding.evidence, calling))),
         remedy=f"fix: {finding.fix}",
         hazard=finding.id,
     )
-
-
-def _caller(finding: Finding) -> str:
-    caller = finding.called_from
-    return "" if caller is None else f"called from {caller}{f' in {caller.function}' if caller.function else ''}"
 
 
 def judge_compile_failure(error: CudagraphError) -> Judgement:

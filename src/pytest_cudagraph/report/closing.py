@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from pytest_cudagraph.report.columns import MAX_WIDTH, wrapped
 from pytest_cudagraph.units import factor_text, plural
@@ -41,7 +42,7 @@ def closing(
     lines += _listed("stale", [f"{name}, batch {batch_size}" for name, batch_size in stale])
     lines += _listed("dropped", _of_batches([(*key, "its test passed without this batch size") for key in dropped]))
     lines += _listed("not written", _of_batches(refused))
-    lines += _listed("accepted", [_of_batch(each) for each in replaced], most=_ACCEPTED)
+    lines += _listed("accepted", [f"{name}, batch {size}: {text}" for name, size, text in replaced], most=_ACCEPTED)
     if wrote is not None:
         count, path = wrote
         lines.append(f"wrote {count} {'entry' if count == 1 else 'entries'} to {path}")
@@ -57,15 +58,10 @@ def _how_to_save(reports: Sequence[GraphReport], *, saves: bool) -> list[str]:
     return [f"no baseline yet; to save one: pytest --cudagraph {options}" for options in commands]
 
 
-def _of_batch(found: tuple[str, int, str]) -> str:
-    name, batch_size, text = found
-    return f"{name}, batch {batch_size}: {text}"
-
-
-def _of_batches(found: Sequence[tuple[str, int, str]]) -> list[str]:
+def _of_batches(told: Iterable[tuple[str, int, str]]) -> list[str]:
     """One text for all batch sizes of a test with the same reason."""
     sizes: dict[tuple[str, str], list[str]] = {}
-    for name, batch_size, text in found:
+    for name, batch_size, text in told:
         sizes.setdefault((name, text), []).append(str(batch_size))
     return [f"{name}, batch {', '.join(of)}: {text}" for (name, text), of in sizes.items()]
 
@@ -80,24 +76,14 @@ def _faster(reports: Sequence[GraphReport]) -> Iterator[str]:
 
 
 def _undecided(reports: Sequence[GraphReport]) -> list[str]:
-    inconclusive = [
-        f"{report.name}, batch {batch.batch_size}: {batch.worst.reason}"
-        for report in reports
-        for batch in report.batches
-        if batch.verdict is Verdict.INCONCLUSIVE and batch.worst
-    ]
-    return _listed("inconclusive", inconclusive) + _not_judged(reports)
-
-
-def _not_judged(reports: Sequence[GraphReport]) -> list[str]:
-    """One line per reason. A rehearsal has only one."""
-    reasons: dict[str, int] = {}
-    for report in reports:
-        for batch in report.batches:
-            if batch.verdict is Verdict.NOT_JUDGED and batch.worst:
-                reasons[batch.worst.reason] = reasons.get(batch.worst.reason, 0) + 1
-    lines = [f"{reason} ({plural(count, 'batch size')})" for reason, count in reasons.items()]
-    return [part for line in lines for part in wrapped(line, MAX_WIDTH)]
+    """What is inconclusive, and one line per reason not to judge. A rehearsal has only one."""
+    worst = [(report.name, batch.batch_size, batch.worst) for report in reports for batch in report.batches]
+    told = [(name, size, judgement) for name, size, judgement in worst if judgement]
+    inconclusive = [each for each in told if each[2].verdict is Verdict.INCONCLUSIVE]
+    reasons = Counter(judgement.reason for *_, judgement in told if judgement.verdict is Verdict.NOT_JUDGED)
+    lines = _listed("inconclusive", [f"{name}, batch {size}: {worst.reason}" for name, size, worst in inconclusive])
+    not_judged = [f"{reason} ({plural(count, 'batch size')})" for reason, count in reasons.items()]
+    return lines + [part for line in not_judged for part in wrapped(line, MAX_WIDTH)]
 
 
 def _warnings(reports: Sequence[GraphReport]) -> Iterator[str]:
@@ -106,13 +92,13 @@ def _warnings(reports: Sequence[GraphReport]) -> Iterator[str]:
         for each in (finding for finding in report.findings if finding.level == "warning"):
             place = f"{each.site}: " if each.site else ""
             yield f"{report.name}: {place}{each.message} [{each.id}]; fix: {each.fix}"
-        yield from _by_sizes([report], lambda agreement: agreement.warnings)
+        yield from _of_check(report, lambda agreement: agreement.warnings)
 
 
 def _notes(reports: Sequence[GraphReport]) -> Iterator[str]:
     """What limits the result of a test that passed: notes of the check, and what the audit could not inspect."""
     for report in reports:
-        yield from _by_sizes([report], _limits)
+        yield from _of_check(report, _limits)
         yield from _default_targets(report)
         yield from (f"{report.name}: {note}" for note in report.notes)
         yield from (f"{report.name}: not judged: {what}" for what in report.not_judged)
@@ -127,14 +113,9 @@ def _default_targets(report: GraphReport) -> Iterator[str]:
         yield f"{report.name}, batch {shown}: min names no target; {target} is the default (--cudagraph-min-speedup)"
 
 
-def _by_sizes(reports: Sequence[GraphReport], texts_of: Callable[[Agreement], tuple[str, ...]]) -> Iterator[str]:
-    """Each text of the check once per test, with its batch sizes."""
-    for report in reports:
-        sizes: dict[str, list[str]] = {}
-        for batch in report.batches:
-            for text in texts_of(batch.agreement) if batch.agreement else ():
-                sizes.setdefault(text, []).append(str(batch.batch_size))
-        yield from (f"{report.name}, batch {', '.join(of)}: {text}" for text, of in sizes.items())
+def _of_check(report: GraphReport, texts_of: Callable[[Agreement], tuple[str, ...]]) -> list[str]:
+    checked = [(batch.batch_size, batch.agreement) for batch in report.batches if batch.agreement]
+    return _of_batches((report.name, size, text) for size, agreement in checked for text in texts_of(agreement))
 
 
 def _limits(agreement: Agreement) -> tuple[str, ...]:

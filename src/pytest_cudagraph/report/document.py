@@ -21,7 +21,6 @@ from pytest_cudagraph.values import (
     Finding,
     GraphReport,
     Interval,
-    Judgement,
     LatencyChange,
     Receipt,
     SavedBatch,
@@ -231,6 +230,7 @@ def _timing_of(plain: Mapping[str, Any]) -> dict[str, Any] | None:
 def _receipt(batch: BatchReport) -> dict[str, Any]:
     """The graph of this batch size, its launches, and why calls did not use it."""
     receipt = batch.receipt or Receipt(batch_size=batch.batch_size, operations=None, kernels=None)
+    refusals = [each.reason for each in batch.judgements if each.verdict is Verdict.NOT_CAPTURED]
     return {
         "operations": receipt.operations,
         "nodes": receipt.kernels,
@@ -238,12 +238,8 @@ def _receipt(batch: BatchReport) -> dict[str, Any]:
         "not_counted": receipt.not_counted,
         "opaque_regions": receipt.opaque_regions if batch.receipt else None,
         "replays": receipt.replays,
-        "fallbacks": [*_refusals(batch.judgements), *receipt.fallbacks],
+        "fallbacks": [*refusals, *receipt.fallbacks],
     }
-
-
-def _refusals(judgements: Iterable[Judgement]) -> list[str]:
-    return [each.reason for each in judgements if each.verdict is Verdict.NOT_CAPTURED]
 
 
 def _receipt_of(plain: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -261,7 +257,11 @@ def _baseline(report: GraphReport, batch: BatchReport) -> dict[str, Any] | None:
     plain = to_plain(batch.baseline, public=True)
     del plain["name"], plain["batch_size"]
     change = change_since_saved(report, batch)
-    return {**plain, "unchanged": None if change is None else _unchanged(change)}
+    if change is None:
+        return {**plain, "unchanged": None}
+    low, high = map(seconds, change.unchanged_ns)
+    is_divided = change.reference_ns is not None
+    return {**plain, "unchanged": {"statistic": change.what, "low": low, "high": high, "divided": is_divided}}
 
 
 def change_since_saved(report: GraphReport, batch: BatchReport) -> LatencyChange | None:
@@ -270,12 +270,6 @@ def change_since_saved(report: GraphReport, batch: BatchReport) -> LatencyChange
     if timing is None or report.device is None or batch.baseline is None:
         return None
     return latency_change(batch.baseline, timing, report.device)
-
-
-def _unchanged(change: LatencyChange) -> dict[str, Any]:
-    low_ns, high_ns = change.unchanged_ns
-    return {"statistic": change.what, "low": seconds(low_ns), "high": seconds(high_ns),
-            "divided": change.reference_ns is not None}  # fmt: skip
 
 
 def _scenario(scenario: Scenario, test: str) -> dict[str, Any]:

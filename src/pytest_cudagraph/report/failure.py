@@ -42,7 +42,7 @@ def _speedup_line(report: GraphReport) -> str:
     least: dict[int, float] = {}
     accepted: list[float] = []
     for batch in report.batches:
-        judgement = next((each for each in batch.judgements if each.gate == "speedup"), None)
+        judgement = _judgement(batch)
         accept = judgement.accept if judgement else None
         if judgement is not None and judgement.verdict is Verdict.FAILED and accept is None:
             return ""
@@ -87,8 +87,8 @@ def suggestions(reports: Iterable[GraphReport]) -> list[str]:
     variation between sessions, whichever is larger, rounded down to 0.05. A test without evidence for each of its
     batch sizes gets none, because a marker decides on all of them.
     """
-    found = {report.name: _why_not(report) or _suggestion(report) for report in reports}
-    return [f"suggest: {name}: {text}" for name, text in found.items()]
+    texts = {report.name: _why_not(report) or _suggestion(report) for report in reports}
+    return [f"suggest: {name}: {text}" for name, text in texts.items()]
 
 
 def _suggestion(report: GraphReport) -> str:
@@ -108,14 +108,13 @@ def _least_speedup(timing: Timing) -> float:
 def _why_not(report: GraphReport) -> str:
     if report.verdict in UNTIMED or not report.batches:
         return f"nothing, for it is {report.verdict.value.replace('-', ' ')}"
-    return next((reason for batch in report.batches if (reason := _unjudged(batch))), "") or _unproven(report)
-
-
-def _unjudged(batch: BatchReport) -> str:
-    judgement = _judgement(batch)
-    if judgement is None or batch.timing is None:
-        return "nothing, for it was not measured"
-    return f"nothing, for {judgement.reason}" if judgement.verdict.value == "not-judged" else ""
+    for batch in report.batches:
+        judgement = _judgement(batch)
+        if judgement is None or batch.timing is None:
+            return "nothing, for it was not measured"
+        if judgement.verdict is Verdict.NOT_JUDGED:
+            return f"nothing, for {judgement.reason}"
+    return _unproven(report)
 
 
 def _judgement(batch: BatchReport) -> Judgement | None:
@@ -128,8 +127,8 @@ def _unproven(report: GraphReport) -> str:
         reason = _no_evidence(batch)
         if reason:
             sizes.setdefault(reason, []).append(str(batch.batch_size))
-    found = [f"batch {', '.join(found)}: {reason}" for reason, found in sizes.items()]
-    return f"nothing, for {'; '.join(found)}" if found else ""
+    told = [f"batch {', '.join(named)}: {reason}" for reason, named in sizes.items()]
+    return f"nothing, for {'; '.join(told)}" if told else ""
 
 
 def _no_evidence(batch: BatchReport) -> str:
@@ -159,23 +158,20 @@ def failure_text(report: GraphReport) -> str:
     """Everything that fails in a report, worst first; where nothing fails, everything that was not proven."""
     model = [judgement for judgement in report.judgements if _is_missed(judgement.verdict, report)]
     batches = sorted((batch for batch in report.batches if _is_missed(batch.verdict, report)), key=_urgency)
-    shown = {batch.batch_size: _missed(batch, report) for batch in sorted(batches[:_SHOWN], key=_order)}
+    shown = {batch.batch_size: _missed(batch, report) for batch in sorted(batches[:_SHOWN], key=_place)}
     lines = [line for judgement in model for line in _lines_of(judgement)]
     lines += _batch_lines(shown)
     if len(batches) > len(shown):
-        lines.append(_rest(batches[_SHOWN:]))
+        rest = sorted(batch.batch_size for batch in batches[_SHOWN:])
+        lines.append(f"... and {len(rest)} more: batch {_sizes_text(rest)}")
     if report.device is not None:
         lines.append(_INDENT + device_text(report.device))
     remedies = [line for judgement in model for line in judgement.remedy.splitlines()] + _remedies(shown)
     remedies += accept_hints(report, [judgement for batch in batches for judgement in _missed(batch, report)])
-    remedies += _more([*model, *(judgement for judgements in shown.values() for judgement in judgements)])
+    judgements = [*model, *(judgement for missed in shown.values() for judgement in missed)]
+    ids = list(dict.fromkeys(judgement.hazard for judgement in judgements if judgement.hazard))
+    remedies += [f"more: pytest-cudagraph explain {' '.join(ids[:_EXPLAINED])}"] if ids else []
     return "\n".join([*lines, *(_INDENT + remedy for remedy in dict.fromkeys(remedies))])
-
-
-def _more(shown: Sequence[Judgement]) -> list[str]:
-    """The command that shows the hazards' pages."""
-    ids = list(dict.fromkeys(judgement.hazard for judgement in shown if judgement.hazard))
-    return [f"more: pytest-cudagraph explain {' '.join(ids[:_EXPLAINED])}"] if ids else []
 
 
 def _is_missed(verdict: Verdict, report: GraphReport) -> bool:
@@ -195,7 +191,7 @@ def _urgency(batch: BatchReport) -> tuple[int, float, int]:
     return (-batch.verdict.severity, shortfall, batch.batch_size)
 
 
-def _order(batch: BatchReport) -> tuple[int, int]:
+def _place(batch: BatchReport) -> tuple[int, int]:
     """The order on the screen: the worst verdict, then the batch size."""
     return (-batch.verdict.severity, batch.batch_size)
 
@@ -226,23 +222,14 @@ def _lines_of(judgement: Judgement, prefix: str = "") -> list[str]:
     return [first, *(_INDENT + line for line in [*more, *evidence])]
 
 
-def _rest(batches: Sequence[BatchReport]) -> str:
-    sizes = sorted(batch.batch_size for batch in batches)
-    return f"... and {len(batches)} more: batch {_sizes_text(sizes)}"
-
-
 def _remedies(missed: Mapping[int, Sequence[Judgement]]) -> list[str]:
     """Each remedy once, with its batch sizes unless it is for all of them."""
     sizes: dict[str, list[int]] = {}
     for batch_size, judgements in missed.items():
         for remedy in dict.fromkeys(judgement.remedy for judgement in judgements if judgement.remedy):
             sizes.setdefault(remedy, []).append(batch_size)
-    return [
-        line
-        for remedy, batches in sizes.items()
-        for line in f"{_for_batches(batches, of=len(missed))}{remedy}".splitlines()
-    ]
-
-
-def _for_batches(batches: Sequence[int], *, of: int) -> str:
-    return "" if len(batches) == of else f"batch {_sizes_text(batches)}: "
+    lines = []
+    for remedy, batches in sizes.items():
+        where = "" if len(batches) == len(missed) else f"batch {_sizes_text(batches)}: "
+        lines += f"{where}{remedy}".splitlines()
+    return lines

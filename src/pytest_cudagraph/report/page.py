@@ -18,7 +18,7 @@ from pytest_cudagraph.report.document import Run
 from pytest_cudagraph.report.page_tests import FACTS, kind_of, page_rows, page_tests
 from pytest_cudagraph.report.run_tables import named
 from pytest_cudagraph.report.table import Row, device_text, rows_of, without_common_folder
-from pytest_cudagraph.values import DeviceInfo, Finding, Site
+from pytest_cudagraph.values import Finding, Site
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -46,11 +46,13 @@ def page(run: Run) -> str:
 def _view(run: Run, rows: Sequence[Row]) -> dict[str, Any]:
     shown = page_rows(run.reports, without_common_folder(rows))
     folded = len(rows) > _FOLDED_ROWS
-    tests = page_tests(run.reports, folded=folded)
+    tests, counts = page_tests(run.reports, folded=folded), _counts(rows)
+    counted = ", ".join(f"{each['number']} {each['word']}" for each in counts)
+    facts = [(title, getattr(run.device, name, None)) for name, title in _MACHINE.items()]
     return {
-        "title": f"CUDA graphs: {_counts_text(rows)}",
+        "title": f"CUDA graphs: {counted or 'nothing measured'}",
         "subtitle": " · ".join(_subtitle(run)),
-        "counts": _counts(rows),
+        "counts": counts,
         "rows": shown,
         "rows_folded": folded,
         "compiled": any(row.compiled_ns is not None for row in rows),
@@ -60,7 +62,7 @@ def _view(run: Run, rows: Sequence[Row]) -> dict[str, Any]:
         "fact_titles": FACTS,
         "findings": _findings(run),
         "tables": run.tables,
-        "machine": _machine(run.device),
+        "machine": [(title, str(fact)) for title, fact in facts if fact is not None],
     }
 
 
@@ -68,10 +70,6 @@ def _counts(rows: Sequence[Row]) -> list[dict[str, Any]]:
     counted = Counter(row.word for row in rows)
     words = sorted(counted, key=lambda word: _WORST.index(word) if word in _WORST else len(_WORST))
     return [{"word": word, "number": counted[word], "kind": kind_of(word)} for word in words]
-
-
-def _counts_text(rows: Sequence[Row]) -> str:
-    return ", ".join(f"{each['number']} {each['word']}" for each in _counts(rows)) or "nothing measured"
 
 
 def _subtitle(run: Run) -> list[str]:
@@ -96,11 +94,6 @@ _MACHINE = {
     "power_limit_w": "power limit in W",
     "clocks": "clocks",
 }
-
-
-def _machine(device: DeviceInfo | None) -> list[tuple[str, str]]:
-    facts = [(name, getattr(device, key, None)) for key, name in _MACHINE.items()]
-    return [(name, str(fact)) for name, fact in facts if fact is not None]
 
 
 def _findings(run: Run) -> list[Mapping[str, Any]]:

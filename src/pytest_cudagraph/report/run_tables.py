@@ -207,9 +207,6 @@ def _parts(report: GraphReport) -> Iterator[tuple[str, Sequence[Judgement], Agre
 
 def _settings(settings: Any) -> Table:
     plain = to_plain(without_secrets(settings or {}), public=True)
-    rows = [(name, _setting(value)) for name, value in plain.items()]
+    texts = {name: ", ".join(map(str, value)) if isinstance(value, list) else value for name, value in plain.items()}
+    rows = [(name, "off" if text in (None, False) else str(text)) for name, text in texts.items()]
     return _page_table("settings", "setting|value", rows, folded=True)
-
-
-def _setting(value: Any) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, list) else "off" if value in (None, False) else str(value)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -121,13 +120,10 @@ def _write_documents(
         _write("--cudagraph-json", settings.json, folder, lambda: report.json_text(document), summary)
     if settings.html:
         # Read back: the command makes the same page of the file later.
-        page = partial(_page, document)
-        written = _write("--cudagraph-html", settings.html, folder, page, summary)
+        written = _write(
+            "--cudagraph-html", settings.html, folder, lambda: report.page(report.run_of_document(document)), summary
+        )
         summary.lines += [f"wrote the page {shown_path(folder / settings.html, folder)}"] if written else []
-
-
-def _page(document: Mapping[str, Any]) -> str:
-    return report.page(report.run_of_document(document))
 
 
 def _write(flag: str, path: str, folder: Path, text_of: Callable[[], str], summary: SummaryLines) -> bool:

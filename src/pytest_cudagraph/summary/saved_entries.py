@@ -122,11 +122,6 @@ def _prune_command(file: str, names: Sequence[str], batch_sizes: Sequence[int]) 
     return f"pytest-cudagraph baseline prune {shlex.quote(file)} --name {shlex.join(names)}{only}"
 
 
-def _short(commit: Mapping[str, Any]) -> str:
-    """``1a2b3c4``, or ``1a2b3c4+`` with uncommitted changes. Empty without a commit."""
-    return f"{commit['id'][:7]}{'+' if commit['dirty'] else ''}" if commit else ""
-
-
 def _save(
     store: JsonStore,
     reports: Sequence[GraphReport],
@@ -142,6 +137,7 @@ def _save(
         return store.load() if saved is None else saved, record.Plan()
     passed = [each for each in reports if each.nodeid in collected.passed]
     saved_at, commit = now(), environment.commit(settings.rootdir) or {}
+    short = f"{commit['id'][:7]}{'+' * commit['dirty']}" if commit else ""
     plan = record.Plan()
 
     def choose(entries: Mapping[Key, SavedBatch]) -> Edit:
@@ -149,9 +145,7 @@ def _save(
         expected = _expected(entries, reports, collected, settings.rootdir)
         stale = record.stale(reports, expected, complete_run=collected.complete)
         dropped = record.outgrown(stale, reports, collected.passed)
-        plan = replace(
-            record.entries(passed, update, entries, saved_at=saved_at, commit=_short(commit)), dropped=dropped
-        )
+        plan = replace(record.entries(passed, update, entries, saved_at=saved_at, commit=short), dropped=dropped)
         return Edit(plan.write, plan.dropped)
 
     try:
@@ -183,10 +177,11 @@ def _of_present_tests(saved: Mapping[Key, SavedBatch], collected: CollectedTests
 
     A file that exists and was not collected may hold any test, and a test outside of the collected folders any name.
     """
-    file_of = {name: name.partition("::")[0] for name, _ in saved}
-    if any(file not in collected.files and _is_file(root / file) for file in file_of.values()):
+    files = {name: name.partition("::")[0] for name, _ in saved}
+    if any(file not in collected.files and _is_file(root / file) for file in files.values()):
         return {}
-    return {key: entry for key, entry in saved.items() if _lies_below(file_of[key[0]], collected.paths)}
+    below = {file for path in collected.paths for file in files.values() if f"{file}/".startswith(f"{path}/")}
+    return {key: entry for key, entry in saved.items() if "." in collected.paths or files[key[0]] in below}
 
 
 def _is_file(path: Path) -> bool:
@@ -205,7 +200,3 @@ def _of_given_sizes(
     """
     narrowed = {each.name for each in reports if given and {batch.batch_size for batch in each.batches} == given}
     return {key: entry for key, entry in saved.items() if key[0] not in narrowed or key[1] in given}
-
-
-def _lies_below(file: str, paths: Iterable[str]) -> bool:
-    return any(path == "." or file == path or file.startswith(f"{path}/") for path in paths)
