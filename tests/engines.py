@@ -32,7 +32,10 @@ class CountingEngine:
             sys.exit(3)
         if fault == "mistake":
             raise InputError("prompts of one length, please")
+        if fault == "eager steps":
+            print("WARNING: CUDA graph capture failed, running eagerly", flush=True)
         if fault == "hangs":
+            threading.Thread(target=threading.Event().wait, daemon=True).start()
             signal.pause()
         if fault == "leaves a thread":
             threading.Thread(target=threading.Event().wait).start()
@@ -58,14 +61,17 @@ class Counting:
         shift = self.fault == "other tokens"
         for step in range(count):
             rows = list(enumerate(prompts))[self.fault == "a row less" :]
-            yield {row: [sum(prompt) + step + (shift and row == 1 and step > 2)] for row, prompt in rows}
+            half = 0.5 if self.fault == "half tokens" else 0
+            yield {row: [sum(prompt) + step + (shift and row == 1 and step > 2) + half] for row, prompt in rows}
 
     def facts(self):
         if self.fault == "tells nothing":
             return EngineFacts()
         if self.fault == "counts prefills":
             return EngineFacts(receipt=GenerationReceipt(steps=self.steps, replays=self.steps + 3))
-        missing = 2 if self.fault == "eager steps" else 0
+        if self.fault == "tells a part":
+            return EngineFacts(receipt=GenerationReceipt(steps=2, replays=2))
+        missing = self.steps // 4 if self.fault == "eager steps" else 0
         if not self.request.graphs:
             return EngineFacts(receipt=GenerationReceipt(steps=self.steps, replays=0))
         receipt = GenerationReceipt(

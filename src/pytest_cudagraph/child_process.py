@@ -27,6 +27,10 @@ _SHOWN_LINES = 12
 """From the end of an output, where the reason of a failure stands."""
 
 _MOST_COLUMNS = 300
+
+_ABORT_S = 5.0
+"""To print the stacks of all threads."""
+
 _READ_BYTES = 64 * 1024
 
 
@@ -41,7 +45,8 @@ def run_child(
     """Run a command to its end, and return its exit code: negative for a signal, as in :mod:`subprocess`.
 
     It leads a process group. Whatever it started and still runs afterwards is killed, also after an interrupt, and also
-    in a session of its own. Raises :class:`subprocess.TimeoutExpired` after ``timeout_s``.
+    in a session of its own. Raises :class:`subprocess.TimeoutExpired` after ``timeout_s``. Before it is killed it
+    gets SIGABRT: with Python's fault handler on, its output then says where it hung.
     """
     name = uuid.uuid4().hex
     with log.open("wb") as output, _alive_pipe() as pipe:
@@ -61,8 +66,18 @@ def run_child(
         )
         try:
             return process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            _abort(process)
+            raise
         finally:
             _end(process, name)
+
+
+def _abort(process: subprocess.Popen[bytes]) -> None:
+    if os.name == "posix":
+        process.send_signal(signal.SIGABRT)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_ABORT_S)
 
 
 def _end(process: subprocess.Popen[bytes], name: str) -> None:
@@ -140,5 +155,16 @@ def last_lines(log: Path) -> list[str]:
         text = output.read().decode("utf-8", errors="replace")
     lines = text.splitlines()
     crashes = [at for at, line in enumerate(lines) if line.startswith("Fatal Python error")]
-    shown = lines[crashes[-1] :][:_SHOWN_LINES] if crashes else lines[-_SHOWN_LINES:]
-    return [printable(line.expandtabs())[:_MOST_COLUMNS] for line in shown]
+    shown = _crash_lines(lines[crashes[-1] :]) if crashes else lines[-_SHOWN_LINES:]
+    return list(map(shown_line, shown))
+
+
+def shown_line(line: str) -> str:
+    """A line of an output, fit for a message."""
+    return printable(line.expandtabs())[:_MOST_COLUMNS]
+
+
+def _crash_lines(lines: list[str]) -> list[str]:
+    """The crash and the thread that got the signal. The others stand before it."""
+    current = next((at for at, line in enumerate(lines) if line.startswith("Current thread")), 1)
+    return [lines[0], *lines[current:]][:_SHOWN_LINES]

@@ -34,7 +34,7 @@ class EngineFacts:
 
     capture_ns: int | None = None
     receipt: GenerationReceipt | None = None
-    """Of the decode steps of all generations so far."""
+    """Of the decode steps of all generations so far. What the first generation adds is not judged: it may capture."""
 
 
 class LoadedEngine(Protocol):
@@ -49,7 +49,7 @@ class LoadedEngine(Protocol):
         ...
 
     def facts(self) -> EngineFacts:
-        """What the engine tells after its generations."""
+        """What the engine tells, after its first generation and again after its last one."""
         ...
 
     def close(self) -> None:

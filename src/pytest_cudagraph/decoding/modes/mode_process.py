@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import operator
 import os
 import sys
 import time
 import traceback
-from collections.abc import Iterator
-from dataclasses import asdict
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +24,11 @@ from pytest_cudagraph.child_process import end_with_parent
 from pytest_cudagraph.decoding.modes.engines import LoadedEngine
 from pytest_cudagraph.decoding.modes.mode_run import RESULT, STAGE, ModeRequest, read_request
 from pytest_cudagraph.decoding.modes.results import Stage
+from pytest_cudagraph.decoding.results import GenerationReceipt
 from pytest_cudagraph.environment import start_nvml, stop_nvml
 from pytest_cudagraph.errors import CudagraphError, InputError
-from pytest_cudagraph.foreign import message_of
+from pytest_cudagraph.foreign import message_of, value_text
+from pytest_cudagraph.units import plural
 
 
 class ModeProcess:
@@ -52,19 +56,22 @@ class ModeProcess:
         engine = request.engine.load(request.load, **request.arguments)
         self.result["load_ns"] = time.perf_counter_ns() - start_ns
         self._enter("generate")
-        for number in range(-1, request.generations):
-            found = generate(engine, request)
-            self.result["generations"] += [found] if number >= 0 else []
-        self._tell(engine, before)
+        first = generate(engine, request)  # untimed: what it captures and compiles is no fallback
+        told_before = engine.facts().receipt
+        for _ in range(request.generations):
+            self.result["generations"].append(generate(engine, request))
+        counted = sum(found["decode_steps"] for found in (first, *self.result["generations"]))
+        self._tell(engine, told_before, counted, before)
         self._enter("close")
         engine.close()
 
-    def _tell(self, engine: LoadedEngine, before: int | None) -> None:
-        facts, used = engine.facts(), used_device_bytes()
-        receipt = facts.receipt
-        if receipt is not None and receipt.replays > receipt.steps:
-            found = f"{receipt.replays} replays in {receipt.steps} steps"
-            raise InputError(f"decode steps include those that replayed a graph; found {found}")
+    def _tell(
+        self, engine: LoadedEngine, told_before: GenerationReceipt | None, counted: int, before: int | None
+    ) -> None:
+        facts, used, receipt = engine.facts(), used_device_bytes(), None
+        if facts.receipt is not None:
+            check_receipt(facts.receipt, counted)
+            receipt = since(facts.receipt, told_before)
         self.result |= {
             "capture_ns": facts.capture_ns,
             "receipt": None if receipt is None else asdict(receipt),
@@ -83,23 +90,65 @@ class ModeProcess:
         part.replace(self._folder / RESULT)
 
 
+def since(receipt: GenerationReceipt, before: GenerationReceipt | None) -> GenerationReceipt:
+    """The steps that a receipt has beyond an earlier one."""
+    if before is None:
+        return receipt
+    return replace(
+        receipt,
+        steps=receipt.steps - before.steps,
+        replays=receipt.replays - before.replays,
+        eager=dict(Counter(receipt.eager) - Counter(before.eager)),
+    )
+
+
+def check_receipt(receipt: GenerationReceipt, counted: int) -> None:
+    """Raises :class:`~pytest_cudagraph.errors.InputError` for one that its own figures or the tokens contradict.
+
+    ``counted`` are the steps that gave a row its second or a later token. A receipt may have more: an engine may run
+    steps of which a row is no part.
+    """
+    if receipt.replays > receipt.steps:
+        found = f"{receipt.replays} replays in {receipt.steps} steps"
+        raise InputError(f"decode steps include those that replayed a graph; found {found}")
+    if receipt.steps < counted:
+        found = f"a receipt of {plural(receipt.steps, 'decode step')}, and {counted} that gave tokens"
+        raise InputError(f"facts() tells of every decode step of all generations so far; found {found}")
+
+
 def generate(engine: LoadedEngine, request: ModeRequest) -> dict[str, Any]:
-    """One generation: when it began, and per row its tokens and when each was there, in ns."""
+    """One generation: when it began, its decode steps, and per row its tokens and when each was there, in ns."""
     start_ns = time.perf_counter_ns()
     tokens: dict[int, list[int]] = {}
     stamps_ns: dict[int, list[int]] = {}
+    steps: dict[int, int] = {}
     for step in engine.generate(request.prompts, request.count):
         now_ns = time.perf_counter_ns()
         for row, new in step.items():
-            tokens.setdefault(int(row), []).extend(int(token) for token in new)
+            tokens.setdefault(int(row), []).extend(_whole(token, row) for token in new)
             stamps_ns.setdefault(int(row), []).extend([now_ns] * len(new))
+            steps[int(row)] = steps.get(int(row), 0) + bool(len(new))
     rows = sorted(tokens)
     return {
         "start_ns": start_ns,
+        "decode_steps": _decode_steps(stamps_ns, steps),
         "rows": rows,
         "tokens": [tokens[row] for row in rows],
         "stamps_ns": [stamps_ns[row] for row in rows],
     }
+
+
+def _whole(token: Any, row: Any) -> int:
+    try:
+        return operator.index(token)
+    except TypeError:
+        raise InputError(f"generate gives whole numbers as tokens; found {value_text(token)} for row {row}") from None
+
+
+def _decode_steps(stamps_ns: Mapping[int, list[int]], steps: Mapping[int, int]) -> int:
+    """Steps after the first of the row that began last: no other row's prefill is part of them."""
+    begun = {row: stamps[0] for row, stamps in stamps_ns.items() if stamps}
+    return max((steps[row] - 1 for row, first in begun.items() if first == max(begun.values())), default=0)
 
 
 def _failure(error: BaseException, stage: Stage) -> dict[str, Any]:

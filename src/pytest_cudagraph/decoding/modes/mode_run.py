@@ -8,6 +8,7 @@ import io
 import json
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any
 
-from pytest_cudagraph.child_process import last_lines, run_child
+from pytest_cudagraph.child_process import last_lines, run_child, shown_line
 from pytest_cudagraph.decoding.modes.engines import Engine, LoadRequest
 from pytest_cudagraph.decoding.modes.results import EngineMode, ModeFailure, Stage
 from pytest_cudagraph.decoding.results import GenerationReceipt
@@ -192,8 +193,21 @@ def _read(folder: Path, request: ModeRequest, how: str) -> ModeRun:
         device_bytes=told.get("device_bytes"),
         receipt=None if receipt is None else GenerationReceipt(**receipt),
         failure=failure,
+        output=() if failure else tuple(graph_lines(folder / "output.txt") or output),
     )
     return ModeRun(mode=mode, generations=() if failure else [_rows(each) for each in told["generations"]])
+
+
+_READ_CHARACTERS = 1 << 22
+_ABOUT_GRAPHS = re.compile("graph|eager|captur", re.IGNORECASE)
+_GRAPH_LINES = 8
+
+
+def graph_lines(log: Path) -> list[str]:
+    """The last different lines of an output that speak of graphs: the engine's own words where it ran without them."""
+    with log.open(encoding="utf-8", errors="replace") as output:
+        lines = output.read(_READ_CHARACTERS).splitlines()
+    return list(dict.fromkeys(shown_line(line) for line in lines if _ABOUT_GRAPHS.search(line)))[-_GRAPH_LINES:]
 
 
 def _failure(told: Mapping[str, Any], output: tuple[str, ...]) -> ModeFailure | None:

@@ -45,6 +45,8 @@ class EngineMode:
     receipt: GenerationReceipt | None = None
     """Of all decode steps. None if the engine does not tell."""
     failure: ModeFailure | None = None
+    output: tuple[str, ...] = ()
+    """What the process printed about graphs, else the end of what it printed. Empty after a failure, which has it."""
 
     def texts(self) -> tuple[str, ...]:
         """Its part of a row."""
@@ -170,6 +172,10 @@ def _output(failure: ModeFailure) -> tuple[str, ...]:
     return ("the end of its output:", *(f"  {line}" for line in failure.output)) if failure.output else ()
 
 
+def _printed(mode: EngineMode) -> tuple[str, ...]:
+    return ("its output:", *(f"  {line}" for line in mode.output)) if mode.output else ()
+
+
 def falls_back(graphs: EngineMode) -> bool:
     """Whether the engine raised in its load with graphs: serving code would then load it without."""
     return graphs.failure is not None and graphs.failure.is_raised and graphs.failure.stage == "load"
@@ -191,7 +197,7 @@ def judge_fallback(found: EngineModes, *, allowed: bool) -> Judgement:
         return Judgement(gate="fallback", verdict=Verdict.PASSED, reason=reason)
     reasons = tuple(f"{plural(count, 'step')}: {reason}" for reason, count in receipt.eager.items())
     missing = f"{receipt.steps - receipt.replays} of {plural(receipt.steps, 'decode step')} replayed no graph"
-    return _fell_back(missing, reasons, allowed=allowed)
+    return _fell_back(missing, (*reasons, *_printed(found.graphs)), allowed=allowed)
 
 
 def _fell_back(why: str, evidence: tuple[str, ...], *, allowed: bool) -> Judgement:

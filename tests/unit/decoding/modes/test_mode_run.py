@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import sys
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import torch
 from tests.engines import CountingEngine
 from tests.fake_nvml import GIB, FakeNvml
 
 from pytest_cudagraph import InputError
 from pytest_cudagraph.decoding.modes.engines import LoadRequest
-from pytest_cudagraph.decoding.modes.mode_process import used_device_bytes
-from pytest_cudagraph.decoding.modes.mode_run import ModeRequest, run_mode
+from pytest_cudagraph.decoding.modes.mode_process import generate, used_device_bytes
+from pytest_cudagraph.decoding.modes.mode_run import ModeRequest, graph_lines, run_mode
 
 
 def run(engine, *, timeout_s=60, **arguments):
@@ -54,6 +57,10 @@ def test_a_fault_is_told_with_its_stage_and_the_end_of_the_output(fault, stage, 
 def test_an_engine_that_hangs_is_killed():
     failure = run(CountingEngine("hangs"), timeout_s=2).mode.failure
     assert failure.error == "its process did not end within 2 s and was killed (timeout_s=)"
+    # Where it hung, although another thread's stack is printed before.
+    assert failure.output[0] == "Fatal Python error: Aborted"
+    assert "in load" in failure.output[2]
+    assert "engines.py" in failure.output[2]
 
 
 @pytest.mark.parametrize(
@@ -79,11 +86,45 @@ def test_a_mistake_in_the_use_of_an_engine_is_an_input_error():
         run(CountingEngine("mistake"))
 
 
-def test_a_receipt_of_more_replays_than_steps_is_an_input_error():
-    with pytest.raises(
-        InputError, match="decode steps include those that replayed a graph; found 12 replays in 9 steps"
-    ):
-        run(CountingEngine("counts prefills"))
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        ("counts prefills", "decode steps include those that replayed a graph; found 12 replays in 9 steps"),
+        ("tells a part", "tells of every decode step .* found a receipt of 2 decode steps, and 9 that gave tokens"),
+        ("half tokens", "generate gives whole numbers as tokens; found 3.5 for row 0"),
+    ],
+)
+def test_what_the_engine_tells_is_compared_with_what_it_gave(fault, told):
+    with pytest.raises(InputError, match=told):
+        run(CountingEngine(fault))
+
+
+def test_numbers_of_other_libraries_are_tokens():
+    step = {0: torch.tensor([3, 4]), np.int64(1): np.array([5])}
+    found = generate(SimpleNamespace(generate=lambda prompts, count: [step]), SimpleNamespace(prompts=[], count=1))
+    assert found["tokens"] == [[3, 4], [5]]
+
+
+@pytest.mark.parametrize(
+    ("steps", "counted"),
+    [
+        ([{0: [1], 1: [1]}, {0: [2], 1: [2]}, {0: [3]}], 2),
+        # The second row's prefill is part of the first row's second step.
+        ([{0: [1]}, {0: [2], 1: [1]}, {0: [3], 1: [2]}], 1),
+        ([{0: [1]}, {1: [1]}, {0: [2, 3]}, {1: [2, 3]}], 1),
+        ([{0: []}, {0: [1]}, {0: []}], 0),
+        ([], 0),
+    ],
+)
+def test_steps_that_no_prefill_is_part_of_are_counted(steps, counted):
+    engine = SimpleNamespace(generate=lambda prompts, count: steps)
+    assert generate(engine, SimpleNamespace(prompts=[], count=3))["decode_steps"] == counted
+
+
+def test_the_lines_of_an_output_that_speak_of_graphs_are_kept(tmp_path):
+    log = tmp_path / "output.txt"
+    log.write_text("loading\nWARNING: no CUDA graphs here\nloading\nWARNING: no CUDA graphs here\nrunning Eager\n")
+    assert graph_lines(log) == ["WARNING: no CUDA graphs here", "running Eager"]
 
 
 ENGINE = """

@@ -35,9 +35,9 @@ def test_each_row_has_its_tokens_their_times_and_a_receipt_of_its_decode_steps(g
     for row in found.generations[0]:
         assert row.start_ns <= row.stamps_ns[0]
         assert list(row.stamps_ns) == sorted(set(row.stamps_ns))
-    # Three rows start in three steps. Five of the steps then have at most a token per row, in each of 3 generations.
+    # Three rows start in three steps. Five of the steps then have at most a token per row, in each of 2 generations.
     steps = found.mode.receipt.steps
-    assert steps % 3 == 0
+    assert steps % 2 == 0
     eager = {} if graphs else {"vLLM's runtime mode was NONE": steps}
     assert found.mode.receipt == GenerationReceipt(
         steps=steps, replays=steps if graphs else 0, padded_rows=1 if graphs else 0, eager=eager
