@@ -14,17 +14,17 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "pytest_cudagraph"
-FEATURES = ("decoding", "serving", "own_graphs", "training")
+FEATURES = ("base_revision", "decoding", "serving", "own_graphs", "training")
 """Folders that the core does not import."""
 
 LONG_FUNCTION, LONG_MODULE, SHORT_MODULE, LONG_TEST_FILE = 40, 300, 60, 500
 SHOWN = 5
 
 LIMITS = {
-    "lines of src": 41_000,
-    "modules of src": 265,
-    "lines of the core": 30_000,
-    "modules of the core": 197,
+    "lines of src": 40_200,
+    "modules of src": 254,
+    "lines of the core": 28_400,
+    "modules of the core": 178,
     "lines of tests": 49_000,
     "circles of imports": 0,
     "class names twice": 0,

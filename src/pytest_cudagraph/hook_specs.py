@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-
-    import pytest
 
     from pytest_cudagraph.errors import GraphTestFailure
     from pytest_cudagraph.protocols import Backend
     from pytest_cudagraph.session.context import FixtureContext
     from pytest_cudagraph.settings.case import ModelCall
     from pytest_cudagraph.settings.registered import FeatureMark
-    from pytest_cudagraph.values import AuditRule, DeviceInfo, GraphReport, ReportColumn
+    from pytest_cudagraph.values import AuditRule, DeviceInfo, GraphReport, ReportColumn, Table
 
 
 def pytest_cudagraph_report(config: pytest.Config, report: GraphReport) -> None:
@@ -29,6 +29,21 @@ def pytest_cudagraph_model_passed(context: FixtureContext, call: ModelCall, repo
 
     ``context.add`` keeps what the document and the summary of the run are to say of it. If it raises, the test fails.
     """
+
+
+@pytest.hookspec(firstresult=True)
+def pytest_cudagraph_judge(context: FixtureContext, report: GraphReport) -> GraphReport:
+    """The report with the judgements of further gates, before its test passes or fails.
+
+    Implement it as a wrapper, and return the report that ``yield`` gives, or one made of it. If it raises, the test
+    fails.
+    """
+    return report
+
+
+def pytest_cudagraph_tables(config: pytest.Config, reports: Sequence[GraphReport]) -> Sequence[Table]:
+    """More tables of the run: the summary, the page and the document have them."""
+    return ()
 
 
 def pytest_cudagraph_terminal_columns(config: pytest.Config) -> Sequence[ReportColumn]:

@@ -32,7 +32,7 @@ pytest_plugins = (
     "pytest_cudagraph.own_graphs.plugin",
     "pytest_cudagraph.serving.plugin",
 )
-"""The features."""
+"""The features. ``base_revision.plugin`` is one too, registered when an option or a fixture is used."""
 
 
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
@@ -51,9 +51,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _session_hooks(config: pytest.Config) -> ModuleType:
+    from pytest_cudagraph.base_revision import plugin as base
     from pytest_cudagraph.session import hooks
 
     hooks.load_hooks(config)
+    if not config.pluginmanager.is_registered(base):
+        config.pluginmanager.register(base, "cudagraph-base-revision")
     return hooks
 
 

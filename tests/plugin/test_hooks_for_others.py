@@ -68,7 +68,37 @@ RAISES = {
 }
 
 
-@pytest.mark.parametrize("hook", ["report", "terminal_columns"])
+JUDGE = """
+from dataclasses import replace
+import pytest
+from pytest_cudagraph import Column, Judgement, Table, Verdict
+
+@pytest.hookimpl(wrapper=True)
+def pytest_cudagraph_judge(report):
+    report = yield
+    sizes = Judgement(gate="sizes", verdict=Verdict.FAILED, reason="two batch sizes are needed")
+    batches = tuple(replace(batch, judgements=(*batch.judgements, sizes)) for batch in report.batches)
+    return replace(report, batches=batches)
+
+def pytest_cudagraph_tables(reports):
+    rows = tuple((report.name, str(len(report.batches))) for report in reports)
+    return [Table(title="sizes", columns=(Column(title="test", right=False), Column(title="sizes")), rows=rows)]
+"""
+
+
+def test_a_plugin_adds_a_gate_and_a_table(project):
+    project.pytester.makeconftest(JUDGE)
+    project.write(plain="cudagraph(Mlp().eval(), torch.randn(1, 16), batch_sizes=[1])")
+    result = project.measure("--cudagraph-json=run.json")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        ["E *GraphTestFailure: *batch 1: two batch sizes are needed", "sizes", "test * sizes", "*::test_plain * 1"]
+    )
+    document = json.loads((project.path / "run.json").read_text(encoding="utf-8"))
+    assert "sizes" in [table["title"] for table in document["tables"]]
+
+
+@pytest.mark.parametrize("hook", ["report", "terminal_columns", "tables"])
 @pytest.mark.parametrize("raised", RAISES)
 def test_a_hook_that_raises_fails_the_run_in_one_line_and_loses_nothing(project, hook, raised):
     code = f"raise {raised}" if "Error" in raised else raised

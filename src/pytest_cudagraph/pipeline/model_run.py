@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from pytest_cudagraph import audit, gate, hazards
-from pytest_cudagraph.base_revision.comparison import AgainstBase
-from pytest_cudagraph.base_revision.judge import judge_base
 from pytest_cudagraph.check import Tolerance
 from pytest_cudagraph.check.batch_check import SLOW_S
 from pytest_cudagraph.errors import CudagraphError, EagerFailed, GraphTestFailure, InputError
@@ -64,8 +62,6 @@ class ModelRun:
     cache_folder: Callable[[], Path]
     compile_timeout_s: float
     progress: ShowProgress
-    against_base: AgainstBase | None = None
-    """What ``--cudagraph-base`` measured. None without it."""
     audit_rules: Sequence[AuditRule] = ()
     """The rules of other plugins for their own operators."""
     results: RunResults = field(default_factory=RunResults)
@@ -249,12 +245,7 @@ class ModelRun:
         self.results.judge(request.batch_size, gate.judge_speedup(batch, least, over="compiled"))
 
     def finish(self) -> GraphReport:
-        """Judge the batch sizes against another revision, if one was measured, and report."""
-        if self.against_base is not None:
-            why_not_judged = self.device_context.why_not_judged
-            for size in self.results.reached_sizes:
-                against = self.results.base[size] = self.against_base.find(self.case.name, size)
-                self.results.judge(size, judge_base(against, self.against_base.max_slowdown, why_not_judged))
+        """The report of what the stages found."""
         return self.results.report(self.case, self.device_context)
 
     @property

@@ -15,7 +15,6 @@ from pytest_cudagraph.settings.case import Case
 from pytest_cudagraph.state import NO_CONSTANTS, Constants
 from pytest_cudagraph.values import (
     Agreement,
-    BaseComparison,
     BatchReport,
     Comparison,
     Disagreement,
@@ -43,7 +42,6 @@ class RunResults:
     measured: dict[int, MeasuredBatch] = field(default_factory=dict)
     """The timing of each batch size, beside what is saved of it."""
     comparisons: dict[int, Comparison] = field(default_factory=dict)
-    base: dict[int, BaseComparison] = field(default_factory=dict)
     judgements: list[Judgement] = field(default_factory=list)
     """Of the model as a whole."""
     of_batch: dict[int, list[Judgement]] = field(default_factory=dict)
@@ -117,5 +115,4 @@ class RunResults:
             baseline=measured.saved if measured else device_context.find_saved(case.name, size),
             comparison=self.comparisons.get(size, "off"),
             compile_ns=self.compiled.compile_ns.get(size) if self.compiled else None,
-            base=self.base.get(size),
         )

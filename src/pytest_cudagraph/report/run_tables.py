@@ -145,14 +145,14 @@ NAMED = 5
 
 def run_tables(
     reports: Sequence[GraphReport],
-    base: Iterable[Table] = (),
+    judged: Iterable[Table] = (),
     additions: Iterable[Addition] = (),
     workloads: Iterable[WorkloadTest] = (),
     settings: Any = None,
 ) -> list[Table]:
-    """All tables that have rows. ``base`` are those of ``--cudagraph-base``."""
+    """All tables that have rows. ``judged`` are those of further gates."""
     added = [table for addition in additions for table in addition.tables]
-    tables = [_not_judged(reports), _notes(reports), *base, *scenario_tables(reports), *joined(added),
+    tables = [_not_judged(reports), _notes(reports), *judged, *scenario_tables(reports), *joined(added),
               *ranking_tables(reports, workloads), _settings(settings)]  # fmt: skip
     return [table for table in tables if table.rows]
 

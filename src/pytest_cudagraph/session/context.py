@@ -19,13 +19,12 @@ from pytest_cudagraph.foreign import printable
 from pytest_cudagraph.session.devices import open_once
 from pytest_cudagraph.session.exceptions import depth_of_test, exclusive_call, hide_plugin_frames, outcome_of
 from pytest_cudagraph.session.hooks import load_hooks
-from pytest_cudagraph.session.state_keys import ADDITIONS, BASE, CALL_LOCK, OUTCOMES, OWNERS, SETTINGS, marks_of
+from pytest_cudagraph.session.state_keys import ADDITIONS, CALL_LOCK, OUTCOMES, OWNERS, SETTINGS, marks_of
 from pytest_cudagraph.settings.case import CallSettings, Case, ModelCall, make_case
 from pytest_cudagraph.settings.other_plugins import audit_rules
 from pytest_cudagraph.values import Addition, Table
 
 if TYPE_CHECKING:
-    from pytest_cudagraph.base_revision.comparison import AgainstBase
     from pytest_cudagraph.pipeline import DeviceContext, Graphs, ModelRun
     from pytest_cudagraph.settings.options import Settings
     from pytest_cudagraph.values import GraphReport
@@ -57,11 +56,6 @@ class FixtureContext:
     def context(self) -> FixtureContext:
         """Itself, as of what a fixture gives to a test."""
         return self
-
-    @property
-    def against_base(self) -> AgainstBase | None:
-        """What ``--cudagraph-base`` measured. None without it."""
-        return self._config.stash.get(BASE, None)
 
     @property
     def hook(self) -> Any:
@@ -130,7 +124,6 @@ class FixtureContext:
             cache_folder=self.cache_folder,
             compile_timeout_s=self.settings.compile_timeout,
             progress=self.progress,
-            against_base=self.against_base,
             audit_rules=audit_rules(self._config),
         )
 
@@ -198,11 +191,12 @@ class FixtureContext:
         return {name: method for methods in added for name, method in methods.items()}
 
     def conclude(self, report: GraphReport) -> GraphReport:
-        """Keep the report, then pass, warn or raise as its verdict says."""
+        """Let features judge the report, keep it, then pass, warn or raise as its verdict says."""
         __tracebackhide__ = True
-        self.keep(report)
-        self.end_with(report)
-        return report
+        judged: GraphReport = self.hook.pytest_cudagraph_judge(context=self, report=report)
+        self.keep(judged)
+        self.end_with(judged)
+        return judged
 
     def end_with(self, report: GraphReport) -> None:
         """Pass, warn or raise as the verdict of a report says."""

@@ -32,8 +32,6 @@ _GPU, _WHY = "cudagraph_gpu", "cudagraph_why_shared"
 def check_machine(config: pytest.Config) -> None:
     """Under xdist, refuse a machine without the GPU that was asked for before any worker starts."""
     settings = config.stash[SETTINGS]
-    if (settings.base or settings.sample) and (settings.workers or config.getoption("dist", "no") != "no"):
-        raise pytest.UsageError("--cudagraph-base measures in processes of its own, one at a time: run without -n")
     spreads = config.getoption("dist", "no") != "no" and not hasattr(config, "workerinput")
     if settings.enabled and spreads and (settings.require_gpu or settings.device == "cuda"):
         _open_or_refuse(config, settings.device)

@@ -126,7 +126,6 @@ _FAILURES: dict[str, type[errors.GraphTestFailure]] = {
     "over-compiled": errors.SpeedupTooLow,
     "baseline": errors.SlowerThanBaseline,
     "structure": errors.TooManyKernels,
-    "base": errors.SlowerThanBase,
 }
 
 

@@ -7,16 +7,15 @@ import threading
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pytest_cudagraph.foreign import printable_lines
-from pytest_cudagraph.session import ci, devices, run_end, terminal, workers
+from pytest_cudagraph.session import ci, devices, run_end, workers
 from pytest_cudagraph.session.state_keys import (
     ADDITIONS,
     BAD_MARK,
-    BASE,
     CALL_LOCK,
     COLLECTED,
     DESELECTED,
@@ -34,6 +33,9 @@ from pytest_cudagraph.session.state_keys import (
 )
 from pytest_cudagraph.settings.options import read_settings
 from pytest_cudagraph.settings.registered import concerns_plugin, uses_plugin
+
+if TYPE_CHECKING:
+    from pytest_cudagraph.values import GraphReport
 
 _IDLE = tuple(
     f"--cudagraph-{name}" for name in ("base", "update", "suggest", "tune", "json", "html", "strict", "require-gpu")
@@ -57,11 +59,6 @@ def pytest_configure(config: pytest.Config) -> None:
     stash[WORKLOADS], stash[CALL_LOCK] = {}, threading.RLock()
     stash[COLLECTED], stash[OURS], stash[PASSED] = set(), set(), set()
     stash[DESELECTED] = _is_narrowed(config)
-    folder = stash[SETTINGS].sample
-    if folder is not None:
-        from pytest_cudagraph.base_revision.processes import record_base_run
-
-        record_base_run(config, folder)
 
 
 def _is_narrowed(config: pytest.Config) -> bool:
@@ -178,34 +175,6 @@ def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_runtestloop(session: pytest.Session) -> None:
-    """Under ``--cudagraph-base``, measure the selected tests in both revisions. An error there ends the run."""
-    config, settings = session.config, session.config.stash[SETTINGS]
-    if settings.base is None or not config.stash[OURS] or session.testsfailed:
-        return
-    from pytest_cudagraph.base_revision.comparison import Command, compare_revisions
-    from pytest_cudagraph.errors import RevisionError
-
-    command = Command(
-        arguments=[str(argument) for argument in config.invocation_params.args],
-        paths=config.option.file_or_dir,
-        folder=config.invocation_params.dir.resolve(),
-        root=config.rootpath.resolve(),
-        has_cache=config.pluginmanager.has_plugin("cacheprovider"),
-    )
-
-    def progress(line: str) -> None:
-        terminal.show(config, f"cudagraph base: {line}")
-
-    try:
-        config.stash[BASE] = compare_revisions(settings.base, command, settings.base_slowdown, progress)
-    except RevisionError as error:
-        raise pytest.UsageError(f"--cudagraph-base: {error}") from error
-    finally:
-        terminal.show(config, "")
-
-
-@pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Drop the results of an earlier attempt: of a test that runs again the last attempt counts.
 
@@ -215,6 +184,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     item.user_properties[:] = [pair for pair in item.user_properties if not pair[0].startswith("cudagraph")]
     if BAD_MARK in item.stash:
         pytest.fail(item.stash[BAD_MARK], pytrace=False)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_cudagraph_judge(report: GraphReport) -> GraphReport:
+    return report
 
 
 @pytest.hookimpl(wrapper=True)

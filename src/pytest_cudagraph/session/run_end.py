@@ -29,7 +29,7 @@ from pytest_cudagraph.settings import other_plugins
 
 if TYPE_CHECKING:
     from pytest_cudagraph.summary import CollectedTests, RunSummary
-    from pytest_cudagraph.values import Addition, GraphReport, ReportColumn
+    from pytest_cudagraph.values import Addition, GraphReport, ReportColumn, Table
 
 _INTERRUPTED = "interrupted while the results were written: each file is written whole or unchanged; run again"
 
@@ -55,11 +55,12 @@ def _summary(session: pytest.Session, exitstatus: int) -> RunSummary:
     try:
         outcomes: list[GraphReport] = stash[OUTCOMES]
         additions: list[Addition] = stash[ADDITIONS]
-        columns, problems = _ask_other_plugins(config, outcomes)
+        columns, tables, problems = _ask_other_plugins(config, outcomes)
         summary = end_run(
             outcomes, _collected(session, exitstatus), stash[SETTINGS],
             {opened.device: opened.saved for opened in stash[DEVICE_CONTEXTS].values()},
-            additions=additions, workloads=list(stash[WORKLOADS].values()), columns=columns, problems=problems,
+            additions=additions, workloads=list(stash[WORKLOADS].values()),
+            columns=columns, tables=tables, problems=problems,
         )  # fmt: skip
         return ci.write_step_summary(outcomes, summary, stash[SETTINGS])
     except KeyboardInterrupt:
@@ -74,13 +75,13 @@ def _summary(session: pytest.Session, exitstatus: int) -> RunSummary:
 
 def _ask_other_plugins(
     config: pytest.Config, reports: Sequence[GraphReport]
-) -> tuple[tuple[ReportColumn, ...], list[str]]:
-    """Their columns, and what their hooks raised."""
+) -> tuple[tuple[ReportColumn, ...], tuple[Table, ...], list[str]]:
+    """Their columns and tables, and what their hooks raised."""
     problems = other_plugins.hand_over(config, reports)
     try:
-        return other_plugins.columns(config), problems
+        return other_plugins.columns(config), other_plugins.tables(config, reports), problems
     except CudagraphError as error:
-        return (), [*problems, str(error)]
+        return (), (), [*problems, str(error)]
 
 
 def _has_summary(config: pytest.Config) -> bool:

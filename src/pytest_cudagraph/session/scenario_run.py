@@ -12,7 +12,6 @@ from pytest_cudagraph.session.exceptions import hide_plugin_frames
 from pytest_cudagraph.settings.case import CallSettings, Case
 
 if TYPE_CHECKING:
-    from pytest_cudagraph.base_revision.comparison import AgainstBase
     from pytest_cudagraph.pipeline import DeviceContext
     from pytest_cudagraph.protocols import ShowProgress
     from pytest_cudagraph.values import BatchReport, GraphReport
@@ -75,23 +74,12 @@ def _run_case(
     scene = ScenarioContext.of(context, case)
     try:
         with scene.device_context.using_its_threads():
-            batches = [_with_base(batch, scene, context.against_base) for batch in run(scene)]
+            batches = tuple(run(scene))
     except CaptureRefusal as refused:
         context.conclude(_report(scene, refused=refused))
         raise
-    report = _report(scene, batches)
-    context.conclude(replace(report, notes=tuple(note for batch in batches for note in notes(batch))))
-    return batches
-
-
-def _with_base(batch: BatchReport, scene: ScenarioContext, base: AgainstBase | None) -> BatchReport:
-    if base is None or not batch.has_entry:
-        return batch
-    from pytest_cudagraph.base_revision.judge import judge_base
-
-    found = base.find(scene.case.name, batch.batch_size)
-    judgement = judge_base(found, base.max_slowdown, scene.device_context.why_not_judged)
-    return replace(batch, base=found, judgements=(*batch.judgements, judgement))
+    report = replace(_report(scene, batches), notes=tuple(note for batch in batches for note in notes(batch)))
+    return context.conclude(report).batches
 
 
 def _report(

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from pytest_cudagraph.base_revision.comparison import AgainstBase
     from pytest_cudagraph.pipeline import DeviceContext
     from pytest_cudagraph.settings.marks import MarkSettings
     from pytest_cudagraph.settings.options import Settings
@@ -17,8 +16,6 @@ if TYPE_CHECKING:
 SETTINGS: pytest.StashKey[Settings] = pytest.StashKey()
 DEVICE_CONTEXTS: pytest.StashKey[dict[str, DeviceContext]] = pytest.StashKey()
 """Opened devices by the value of the device option."""
-BASE: pytest.StashKey[AgainstBase] = pytest.StashKey()
-"""What ``--cudagraph-base`` measured before the first test. Absent without it."""
 OUTCOMES: pytest.StashKey[list[GraphReport]] = pytest.StashKey()
 ADDITIONS: pytest.StashKey[list[Addition]] = pytest.StashKey()
 """What features add to the document and the summary."""

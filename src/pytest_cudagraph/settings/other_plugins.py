@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -14,7 +14,7 @@ from pytest_cudagraph.foreign import message_of, value_text
 from pytest_cudagraph.settings.parsing import DEVICES, one_of
 
 if TYPE_CHECKING:
-    from pytest_cudagraph.values import AuditRule, GraphReport, ReportColumn
+    from pytest_cudagraph.values import AuditRule, GraphReport, ReportColumn, Table
 
 _T = TypeVar("_T")
 
@@ -35,10 +35,11 @@ def hook_text(hook: str, error: BaseException) -> str:
     return f"the hook {hook} of another plugin raised {type(error).__name__}: {message_of(error)}"
 
 
-def _results(config: pytest.Config, hook: str, kind: type[_T]) -> tuple[_T, ...]:
+def _results(config: pytest.Config, hook: str, kind: type[_T], **arguments: object) -> tuple[_T, ...]:
     """What all plugins return for a hook, in pytest's order of them."""
     with _one_line(hook):
-        results = [result for results in getattr(config.hook, hook)(config=config) for result in results]
+        answers = getattr(config.hook, hook)(config=config, **arguments)
+        results = [result for answer in answers for result in answer]
     for result in results:
         if not isinstance(result, kind):
             raise CudagraphError(
@@ -60,6 +61,13 @@ def columns(config: pytest.Config) -> tuple[ReportColumn, ...]:
 
     added = _results(config, "pytest_cudagraph_terminal_columns", ReportColumn)
     return tuple(replace(column, title=str(column.title), cell=_safe(column.cell)) for column in added)
+
+
+def tables(config: pytest.Config, reports: Sequence[GraphReport]) -> tuple[Table, ...]:
+    """The tables of the run. Raises :class:`~pytest_cudagraph.errors.CudagraphError`."""
+    from pytest_cudagraph.values import Table
+
+    return _results(config, "pytest_cudagraph_tables", Table, reports=reports)
 
 
 def _safe(cell: Callable[[Any, Any], object]) -> Callable[[Any, Any], str]:

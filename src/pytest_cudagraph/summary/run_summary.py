@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from pytest_cudagraph import environment, files, report
-from pytest_cudagraph.base_revision.judge import base_tables
 from pytest_cudagraph.baseline import AnyPath, Key
 from pytest_cudagraph.foreign import message_of, printable, printable_lines
 from pytest_cudagraph.gpu_locks import measured_on
@@ -38,24 +37,25 @@ def end_run(
     additions: Sequence[Addition] = (),
     workloads: Sequence[Mapping[str, Any]] = (),
     columns: Sequence[ReportColumn] = (),
+    tables: Sequence[Table] = (),
     problems: Sequence[str] = (),
 ) -> RunSummary:
     """Write the baseline, the JSON document and the HTML page, and make the summary.
 
     ``saved`` are the entries read at the start, by device. The file of another device is read now. For the document
-    there are the ``additions`` of features, and ``workloads``, the tests with that mark. ``columns`` are other
-    plugins', ``problems`` what their hooks raised.
+    there are the ``additions`` of features, and ``workloads``, the tests with that mark. ``columns`` and
+    ``tables`` are other plugins', ``problems`` what their hooks raised.
 
     What cannot be made or written is a problem in the summary, not an exception. All else is still made and written.
     """
-    summary, results, tables = SummaryLines(problems=list(problems)), list[str](), list[Table]()
+    summary, results = SummaryLines(problems=list(problems)), list[str]()
     marked = [report.WorkloadTest(**each) for each in workloads]
     for device in _devices(reports):
         with _net("the baseline", summary):
             own_reports = [each for each in reports if each.device == device]
             end_device(device, own_reports, collected, settings, summary, (saved or {}).get(device))
     with _net("the tables", summary):
-        tables = report.run_tables(reports, base_tables(reports), additions, marked, settings)
+        tables = report.run_tables(reports, tables, additions, marked, settings)
     with _net("the summary", summary):
         summary.lines += _lines_below(reports, tables, additions, settings)
     with _net("the document", summary):
