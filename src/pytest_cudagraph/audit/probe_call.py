@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any
 
 import torch
+from torch import nn
 
 from pytest_cudagraph import inputs, pytree, state
 from pytest_cudagraph.audit.host_calls import HostCallWatch
@@ -22,6 +24,12 @@ from pytest_cudagraph.inputs.example import container_changes
 from pytest_cudagraph.protocols import Backend, Model
 from pytest_cudagraph.sources.syntax import made_on_host
 from pytest_cudagraph.values import Site
+
+_MODULE_OWN = frozenset(vars(nn.Module()))
+_MAX_DEPTH = 3
+"""Levels of containers and objects below an attribute of a module."""
+
+_MAX_ENTRIES = 256
 
 Held = dict[str, torch.Tensor]
 """The tensors of the state, by name."""
@@ -42,7 +50,7 @@ class ProbeCall:
     """Lines of the first call that branch on ``is_cuda``, which was false."""
     python_watch: PythonWatch | None = None
     """Watches the Python of the next calls."""
-    _names_left: frozenset[str] | None = None
+    _holders: tuple[tuple[str, nn.Module, str], ...] | None = None
     _of_state: tuple[Held, dict[int, OutsideMemory], list[object]] | None = None
 
     def held(self) -> Held:
@@ -120,23 +128,20 @@ class ProbeCall:
         if self.backend.kind == "cuda":  # there tensors know their place
             return None
         device = {key for key, each in known.items() if each.origin == "input" or each.name in self.registered}
-        kept = known.keys() - device
-        left_behind: dict[int | None, str] = {
-            key: known[key].name for key in kept if known[key].name in self._left_behind()
-        }
+        left_behind = self._left_behind()
+        # The state holds none of what an object of torch holds, as a distribution.
+        kept = {*known, *left_behind} - device
         return Placement(device, kept=kept, left_behind=left_behind, sees_moves=sees_moves)
 
-    def _left_behind(self) -> frozenset[str]:
-        """The names of the attributes that ``Module.to`` leaves on the host, as far as the source tells."""
-        if self._names_left is None:
-            modules = [part for outer in state.modules_of(self.model) for part in outer.named_modules()]
-            self._names_left = frozenset(
-                f"{path}.{name}" if path else name
-                for path, module in modules
-                for name, value in vars(module).items()
-                if isinstance(value, torch.Tensor) and made_on_host(type(module), name)
-            )
-        return self._names_left
+    def _left_behind(self) -> dict[int | None, str]:
+        """The tensors that ``Module.to`` leaves on the host, as far as the source tells: their names by storage key."""
+        if self._holders is None:
+            self._holders = tuple(_holders_of_host_tensors(state.modules_of(self.model)))
+        return {
+            storage_key(tensor): f"{path}{entry}"
+            for path, holder, attribute in self._holders
+            for entry, tensor in _tensors_in(vars(holder).get(attribute))
+        }
 
     def _call(
         self, given: Example, watched: AbstractContextManager[Any], mode: AbstractContextManager[Any] | None = None
@@ -144,6 +149,38 @@ class ProbeCall:
         self.backend.set_rng_state(self.seeded)
         with mode or self.backend.running(), watched:
             return self.model(*given.args, **given.kwargs)
+
+
+def _holders_of_host_tensors(outer: Iterable[nn.Module]) -> Iterator[tuple[str, nn.Module, str]]:
+    """The path, module and attribute of what a class makes on the host, where a move of the module leaves it."""
+    for path, module in (named for model in outer for named in model.named_modules()):
+        for attribute, value in vars(module).items():
+            if attribute not in _MODULE_OWN and _may_hold(value) and made_on_host(type(module), attribute):
+                yield (f"{path}.{attribute}" if path else attribute), module, attribute
+
+
+def _may_hold(value: object) -> bool:
+    return isinstance(value, torch.Tensor | dict | list | tuple) or hasattr(value, "__dict__")
+
+
+def _tensors_in(value: Any, name: str = "", depth: int = 0) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors of an attribute: itself, the entries of its containers, and what its objects make on the host."""
+    if isinstance(value, torch.Tensor):
+        yield name, value
+    elif depth == _MAX_DEPTH or isinstance(value, nn.Module | type | ModuleType):
+        return
+    elif isinstance(value, dict):
+        for key, entry in [*dict.items(value)][:_MAX_ENTRIES]:
+            yield from _tensors_in(entry, f"{name}[{key!r}]", depth + 1)
+    elif isinstance(value, list | tuple):
+        for index, entry in enumerate(value[:_MAX_ENTRIES]):
+            yield from _tensors_in(entry, f"{name}[{index}]", depth + 1)
+    else:
+        # What torch makes from tensors of the host, as a distribution, holds tensors of the host.
+        is_of_torch = type(value).__module__.partition(".")[0] == "torch"
+        for attribute, entry in [*getattr(value, "__dict__", {}).items()]:
+            if is_of_torch or made_on_host(type(value), attribute):
+                yield from _tensors_in(entry, f"{name}.{attribute}", depth + 1)
 
 
 def _memory(origin: Origin, named: Iterable[tuple[str, Any]]) -> tuple[dict[int, OutsideMemory], list[object]]:

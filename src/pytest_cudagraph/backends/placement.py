@@ -179,6 +179,9 @@ class Placement:
             id="host-data", text=text, level="warning", operation=str(getattr(func, "overloadpacket", func))
         )
 
+    def _first_left(self, tensors: Sequence[torch.Tensor]) -> str:
+        return next((name for tensor in tensors if tensor.dim() > 0 and (name := self._name_left(tensor))), "")
+
     def _name_left(self, tensor: torch.Tensor) -> str:
         key = storage_key(tensor)
         made = self._made.get(key)
@@ -226,9 +229,9 @@ class Placement:
         elif places == {"host"} or self._has_dimensions(given, "host"):
             hosts = [made for made in self._made_of(given) if made.place == "host"]
             self._make(fresh, "host", hosts[0].origin, is_drawn or any(each.is_drawn for each in hosts))
-        elif "unknown" not in places:
-            names = (name for tensor in given if (name := self._name_left(tensor)))
-            self._make(fresh, "kept", left_behind=next(names, ""))
+        elif (left := self._first_left(given)) or "unknown" not in places:
+            # CUDA raises where a tensor of an unknown place lies on the device, beside one that was left behind.
+            self._make(fresh, "kept", left_behind=left)
         else:  # another storage may have had the same key
             self._device.difference_update(map(storage_key, fresh))
 

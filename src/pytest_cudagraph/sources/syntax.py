@@ -32,36 +32,70 @@ def assigned_at(kind: type, attribute: str) -> Site | None:
 
 
 def made_on_host(kind: type, attribute: str) -> bool:
-    """Whether the class makes ``attribute`` only in its construction, by a call, and names no device there.
+    """Whether the class makes ``attribute``, or what it puts into it, on the host, as far as its source shows it.
 
-    False where the source does not show it.
+    In its construction by a call that names no device, in a later method by a factory of torch in a function that names
+    none. False where the source does not show it.
     """
-    values = [value for each in kind.__mro__ for name, value in _constructed(each) if name == attribute]
-    calls = (any(isinstance(node, ast.Call) for node in ast.walk(value)) for value in values)
-    is_shown = bool(values) and all(calls) and not any(map(_names_device, values))
-    return is_shown and assigned_at(kind, attribute) is None
+    values = [value for each in kind.__mro__ for name, value in _values(each) if name == attribute]
+    made = [value for value in values if not value.is_blank]
+    return bool(made) and all(value.is_made_on_host for value in made)
 
 
-_DEVICE_WORDS = frozenset({"device", "cuda", "to", "get_default_device"})
+_DEVICE_WORDS = frozenset({"device", "cuda", "to", "get_default_device", "type_as"})
+_FACTORIES = frozenset(
+    "arange empty eye full hann_window linspace logspace ones rand randint randn randperm tensor zeros".split()
+)
+_MOVES = frozenset({"_apply", "to", "cuda"})
+"""Methods that move what a module holds."""
+
+_CONTAINERS = frozenset({"dict", "list", "tuple", "deque", "OrderedDict", "defaultdict"})
+_FILLS = frozenset({"append", "extend", "insert", "setdefault", "update"})
 
 
-def _names_device(value: ast.expr) -> bool:
-    words = {name_of(node) for node in ast.walk(value)}
-    words |= {node.arg or "device" for node in ast.walk(value) if isinstance(node, ast.keyword)}
+class _Value:
+    """What a function of a class assigns to an attribute, or puts into it."""
+
+    def __init__(self, value: ast.expr, function: ast.FunctionDef) -> None:
+        called = {name_of(node.func) for node in ast.walk(value) if isinstance(node, ast.Call)}
+        self.is_blank = _is_blank(value)
+        if function.name in _BEFORE_CALLS:
+            self.is_made_on_host = bool(called - _CONTAINERS) and not _names_device(value)
+        else:
+            is_moved = function.name in _MOVES or _names_device(function)
+            self.is_made_on_host = bool(called & _FACTORIES) and not is_moved
+
+
+def _is_blank(value: ast.expr) -> bool:
+    """Whether it is None or an empty container."""
+    if isinstance(value, ast.Call):
+        return name_of(value.func) in _CONTAINERS and not value.args and not value.keywords
+    parts = getattr(value, "elts", getattr(value, "keys", None))
+    return parts == [] or (isinstance(value, ast.Constant) and value.value is None)
+
+
+def _names_device(tree: ast.AST) -> bool:
+    words = {name_of(node) for node in ast.walk(tree)}
+    words |= {node.arg or "device" for node in ast.walk(tree) if isinstance(node, ast.keyword | ast.arg)}
     return bool(words & _DEVICE_WORDS) or any(word.endswith(("_like", "kwargs")) for word in words)
 
 
 @functools.lru_cache(maxsize=256)
 def _sites(kind: type) -> dict[str, Site]:
     file, first, tree = _class_tree(kind)
-    found = ((name, node.lineno, function) for name, node, function in _assigned(tree) if function not in _BEFORE_CALLS)
-    return {name: Site(file=file, line=first + line - 1, function=function) for name, line, function in found}
+    assigned = [(name, node.lineno, function.name) for name, node, function in _assigned(tree)]
+    return {
+        name: Site(file=file, line=first + line - 1, function=function)
+        for name, line, function in assigned
+        if function not in _BEFORE_CALLS
+    }
 
 
 @functools.lru_cache(maxsize=256)
-def _constructed(kind: type) -> tuple[tuple[str, ast.expr], ...]:
-    assigned = _assigned(_class_tree(kind)[2])
-    return tuple((name, node.value) for name, node, function in assigned if function in _BEFORE_CALLS and node.value)
+def _values(kind: type) -> tuple[tuple[str, _Value], ...]:
+    tree = _class_tree(kind)[2]
+    assigned = [(name, node.value, function) for name, node, function in _assigned(tree) if node.value]
+    return tuple((name, _Value(value, function)) for name, value, function in [*assigned, *_filled(tree)])
 
 
 def _class_tree(kind: type) -> tuple[str, int, ast.AST]:
@@ -77,11 +111,24 @@ def _class_tree(kind: type) -> tuple[str, int, ast.AST]:
         return nothing
 
 
-def _assigned(tree: ast.AST) -> Iterator[tuple[str, Any, str]]:
+def _assigned(tree: ast.AST) -> Iterator[tuple[str, Any, ast.FunctionDef]]:
+    for node, function in _of_functions(tree):
+        yield from ((name, node, function) for name in _targets(node))
+
+
+def _filled(tree: ast.AST) -> Iterator[tuple[str, ast.expr, ast.FunctionDef]]:
+    """``masks`` and the value for ``self.masks.append(...)``, ``self.masks.update(name=...)``."""
+    for node, function in _of_functions(tree):
+        called = node.func if isinstance(node, ast.Call) else None
+        if isinstance(called, ast.Attribute) and called.attr in _FILLS and isinstance(called.value, ast.Attribute):
+            put = [*node.args, *(keyword.value for keyword in node.keywords)]
+            yield called.value.attr, ast.Tuple(elts=put, ctx=ast.Load()), function
+
+
+def _of_functions(tree: ast.AST) -> Iterator[tuple[Any, ast.FunctionDef]]:
     for function in ast.walk(tree):
         if isinstance(function, ast.FunctionDef):
-            for node in ast.walk(function):
-                yield from ((name, node, function.name) for name in _targets(node))
+            yield from ((node, function) for node in ast.walk(function))
 
 
 def _targets(node: ast.AST) -> list[str]:

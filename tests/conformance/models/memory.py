@@ -48,7 +48,7 @@ class ThreadThatComputesNothingOfIt(Base):
 class TableForgottenLater(Base):
     def __init__(self):
         super().__init__()
-        self.table = torch.full((4,), 2.0)
+        self.table = torch.full((4,), 2.0, device=self.linear.weight.device)
 
     def forward(self, x):
         return self.linear(x) if self.table is None else self.linear(x) * self.table
@@ -63,7 +63,7 @@ class TableSharedWithAnother(Base):
 
     def __init__(self):
         super().__init__()
-        self.table = self.other = torch.full((4,), 2.0)
+        self.table = self.other = torch.full((4,), 2.0, device=self.linear.weight.device)
 
     def forward(self, x):
         return self.linear(x) * self.other

@@ -628,6 +628,51 @@ def test_an_attribute_that_module_to_leaves_on_the_host_is_a_warning(use):
     assert not found.errors
 
 
+class Schedule:
+    """An object that is no module, with a table of its own."""
+
+    def __init__(self, steps):
+        self.table = torch.linspace(0, 1, steps)
+
+
+class HoldsWindows(nn.Module):
+    """Tables in containers, in another object, in a distribution, and set by a later method."""
+
+    def __init__(self, read):
+        super().__init__()
+        self.linear, self.read = nn.Linear(4, 4), read
+        self.by_name = {"first": torch.arange(4)}
+        self.masks = []
+        self.masks.append(torch.ones(4))
+        self.schedule = Schedule(4)
+        self.noise = torch.distributions.Uniform(torch.zeros(4), torch.ones(4), validate_args=False)
+        self.cached = None
+        self.begin(4)
+
+    def begin(self, length):
+        self.cached = torch.arange(length)
+
+    def forward(self, x):
+        return self.linear(x) * self.read(self)
+
+
+@pytest.mark.parametrize(
+    ("read", "name"),
+    [
+        (lambda model: model.by_name["first"], "by_name['first']"),
+        (lambda model: model.masks[0], "masks[0]"),
+        (lambda model: model.schedule.table, "schedule.table"),
+        (lambda model: model.noise.rsample().to(model.linear.weight.device), "noise.low"),
+        (lambda model: model.cached, "cached"),
+    ],
+)
+def test_a_table_that_a_model_holds_in_another_place_is_a_warning_too(read, name):
+    found = audited(HoldsWindows(read).eval())
+    (warning,) = [finding for finding in found.findings if finding.level == "warning"]
+    assert f"{name} is neither a parameter nor a buffer, so that Module.to leaves it on the host" in warning.evidence
+    assert warning.id == "host-data"
+
+
 class WindowedOnItsDevice(Windowed):
     def __init__(self, device=None):
         super().__init__(lambda x, window: x * window)
@@ -654,16 +699,39 @@ class WindowFromOutside(nn.Module):
         return x * self.window
 
 
+class MovesItsWindows(nn.Module):
+    """Containers, an object and a later method, each on the device of the weights, and a table that was passed."""
+
+    def __init__(self, window):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.by_name = {"first": window}
+        self.masks = []
+        self.masks.append(torch.ones(4, device=self.linear.weight.device))
+        self.begin(window.device)
+
+    def begin(self, device):
+        self.cached = torch.arange(4, device=device)
+
+    def _apply(self, fn):
+        self.passed = fn(torch.ones(4))
+        return super()._apply(fn)
+
+    def forward(self, x):
+        return self.linear(x) * self.by_name["first"] * self.masks[0] * self.cached * self.passed
+
+
 @pytest.mark.parametrize(
     "build",
     [
         WindowedOnItsDevice,
         WindowedLater,
+        lambda: MovesItsWindows(torch.ones(4)).float(),
         lambda: WindowFromOutside(torch.arange(4)),
         lambda: Windowed(lambda x, window: x[:, : window[3:].tolist()[0]]),
         lambda: Windowed(lambda x, window: x * window[2]),
     ],
-    ids=["device named", "made in a call", "given", "read by the host", "a number"],
+    ids=["device named", "made in a call", "moved in other places", "passed", "read by the host", "a number"],
 )
 def test_an_attribute_on_the_device_or_for_the_host_is_none(build):
     found = audited(build().eval())
