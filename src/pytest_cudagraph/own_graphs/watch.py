@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from pytest_cudagraph.backends.capture_mode import Replacement, hidden_from_compiler, is_capturing, replaced
-from pytest_cudagraph.backends.cuda.nodes import count_nodes, load_bindings, load_driver
+from pytest_cudagraph.backends.cuda.nodes import count_nodes, load_driver
 from pytest_cudagraph.errors import InputError
 from pytest_cudagraph.foreign import message_of
 from pytest_cudagraph.own_graphs.capture_record import CallRecorder, CaptureRecorder
@@ -44,7 +44,7 @@ class GraphWatch(GraphLedger):
     def __init__(self, *, nodes: bool) -> None:
         super().__init__()
         self._counts_nodes = nodes
-        self._nodes_of = (load_bindings() or load_driver()) if nodes else None
+        self._nodes_of = load_driver() if nodes else None
         self._thread = _Open()
 
     @contextmanager

@@ -1,8 +1,6 @@
-"""Counting the nodes of a kept graph through NVIDIA's bindings, which are faked here."""
+"""The nodes of a kept graph are counted by the driver, with a library in Python that fills in as CUDA would."""
 
-import importlib
-import sys
-from types import ModuleType, SimpleNamespace
+import ctypes
 
 import pytest
 import torch
@@ -12,10 +10,11 @@ from pytest_cudagraph.backends.cuda import CudaBackend
 from pytest_cudagraph.backends.cuda.nodes import (
     NO_COUNTER,
     NOT_KEPT,
-    Bindings,
+    DriverLibrary,
+    KernelParams,
     NodeCount,
     count_nodes,
-    load_bindings,
+    load_driver,
     short_kernel_name,
 )
 
@@ -24,96 +23,156 @@ MUL = (
     "_ZN2at6native29vectorized_elementwise_kernelILi4ENS0_13AUnaryFunctorIfffNS0_15binary_internal10MulFunctorIfEEEE"
     "St5arrayIPcLm2EEEEviT0_T1_"
 )
-KINDS = SimpleNamespace(
-    cudaGraphNodeTypeKernel=0, cudaGraphNodeTypeMemcpy=1, cudaGraphNodeTypeMemset=2, cudaGraphNodeTypeGraph=4
-)
-WAIT_EVENT = 6
+
+GRAPH, CHILD_GRAPH = 0x7F0000000010, 0x7F0000000020
+NODES = {GRAPH: [1, 2, 3, 4, 5], CHILD_GRAPH: [6]}
+KINDS = {1: 0, 2: 1, 3: 2, 4: 4, 5: 6, 6: 0}  # kernel, copy, fill, child graph, wait for an event, kernel
+FUNCTION, KERNEL = 0x7F0000000030, 0x7F0000000040
 
 
-class Runtime:
-    """``cuda.bindings.runtime`` for a graph of ``nodes``: (kind, kernel name)."""
+class Library:
+    """libcuda, as far as it is called; the calls in ``fails`` return an error."""
 
-    cudaGraphNodeType = KINDS
+    def __init__(self, fails=(), function_name=b"triton_poi_fused_0"):
+        self.fails, self.function_name = fails, function_name
 
-    def __init__(self, nodes, error=0):
-        self.nodes, self.error = nodes, error
+    def __getattribute__(self, name):
+        fails = object.__getattribute__(self, "fails")
+        return (lambda *arguments: 700) if name in fails else object.__getattribute__(self, name)
 
-    def cudaGraphGetNodes(self, raw, numNodes=0):
-        return self.error, list(range(numNodes)), len(self.nodes)
+    def cuGraphGetNodes(self, graph, found, total):
+        nodes = NODES.get(graph.value, NODES[GRAPH])
+        if found is not None and not nodes:
+            return 1  # an invalid value: there is room for nothing
+        total._obj.value = len(nodes)
+        if found is not None:
+            found[: len(nodes)] = nodes
+        return 0
 
-    def cudaGraphNodeGetType(self, node):
-        return 0, self.nodes[node][0]
+    def cuGraphNodeGetType(self, node, kind):
+        kind._obj.value = KINDS[node.value]
+        return 0
+
+    def cuGraphKernelNodeGetParams_v2(self, node, params):
+        if node.value == 1:
+            params._obj.func = FUNCTION
+        else:
+            params._obj.kern = KERNEL
+        return 0
+
+    def cuFuncGetName(self, name, function):
+        assert function.value == FUNCTION
+        name._obj.value = self.function_name
+        return 0
+
+    def cuKernelGetName(self, name, kernel):
+        assert kernel.value == KERNEL
+        name._obj.value = b"_Z13simple_kernelPf"
+        return 0
+
+    def cuGraphChildGraphNodeGetGraph(self, node, graph):
+        graph._obj.value = CHILD_GRAPH
+        return 0
 
 
-class Driver:
-    def __init__(self, nodes, params_error=0, name_error=0):
-        self.nodes, self.params_error, self.name_error = nodes, params_error, name_error
-
-    def CUgraphNode(self, init_value):
-        return init_value
-
-    def CUfunction(self, init_value):
-        return init_value
-
-    def cuGraphKernelNodeGetParams(self, node):
-        return self.params_error, SimpleNamespace(func=100 + node)
-
-    def cuFuncGetName(self, function):
-        return self.name_error, self.nodes[function - 100][1].encode()
+class Graph:
+    def raw_cuda_graph(self):
+        return GRAPH
 
 
-def receipt(runtime, driver):
-    backend = CudaBackend(cuda=FakeCuda(keeps_graphs=True), device="cpu", node_source=Bindings(runtime, driver))
+def counted(*fails):
+    return count_nodes(Graph(), DriverLibrary(Library(fails)))
+
+
+def test_kernels_copies_fills_and_child_graphs_are_counted():
+    found = counted()
+    assert (found.nodes, found.kernels, found.why) == (6, 4, "")
+    assert found.kernel_names == {"memcpy": 1, "memset": 1, "simple_kernel": 1, "triton_poi_fused_0": 1}
+
+
+@pytest.mark.parametrize("question", ["cuGraphKernelNodeGetParams_v2", "cuFuncGetName", "cuKernelGetName"])
+def test_a_driver_that_tells_no_names_still_counts(question):
+    found = counted(question)
+    assert (found.nodes, found.kernels) == (6, 4)
+    assert found.kernel_names["kernel"] >= 1
+
+
+@pytest.mark.parametrize("question", ["cuGraphGetNodes", "cuGraphNodeGetType", "cuGraphChildGraphNodeGetGraph"])
+def test_a_driver_that_does_not_answer_leaves_the_count_open_with_the_reason(question):
+    found = counted(question)
+    assert (found.nodes, found.kernels) == (None, None)
+    assert f"{question}: error 700 of the driver" in found.why
+
+
+def test_a_graph_without_nodes_holds_none(monkeypatch):
+    monkeypatch.setitem(NODES, GRAPH, [])
+    found = counted()
+    assert (found.nodes, found.kernels, found.why) == (0, 0, "")
+
+
+def test_a_kernel_node_that_names_neither_function_nor_kernel_still_counts(monkeypatch):
+    monkeypatch.setattr(Library, "cuGraphKernelNodeGetParams_v2", lambda self, node, params: 0)
+    assert counted().kernel_names == {"kernel": 2, "memcpy": 1, "memset": 1}
+
+
+def test_an_older_driver_without_the_question_leaves_the_name_open(monkeypatch):
+    monkeypatch.delattr(Library, "cuFuncGetName")
+    assert counted().kernel_names["kernel"] == 1
+
+
+def test_the_parameters_of_a_kernel_node_lie_where_cuda_h_puts_them():
+    # Pointers are aligned to eight bytes: func 0, seven unsigned integers from 8 to 36, then four pointers.
+    offsets = [getattr(KernelParams, name).offset for name in ("func", "grid", "shared_bytes", "params", "kern")]
+    assert offsets == [0, 8, 32, 40, 56]
+    assert ctypes.sizeof(KernelParams) == 72
+
+
+def test_a_machine_without_the_driver_has_none():
+    assert load_driver("libthere-is-no-such.so.1") is None
+
+
+def test_the_library_of_the_machine_is_loaded_where_it_is():
+    this_process = None
+    assert isinstance(load_driver(this_process), DriverLibrary)
+
+
+def receipt(cuda, library):
+    backend = CudaBackend(cuda=cuda, device="cpu", node_source=DriverLibrary(library))
     return backend.pool().capture(lambda x: x + 1, (torch.ones(2),), {}, batch_size=2).receipt
 
 
-def test_kernels_copies_and_fills_are_counted_by_name_and_events_only_as_nodes():
-    nodes = [(0, ADD), (0, MUL), (0, ADD), (0, "triton_poi_fused_0"), (1, ""), (2, ""), (WAIT_EVENT, "")]
-    found = receipt(Runtime(nodes), Driver(nodes))
-    assert found.operations == 7
-    assert found.kernels == 6
-    assert found.kernel_names == {
-        "memcpy": 1,
-        "memset": 1,
-        "triton_poi_fused_0": 1,
-        "vectorized_elementwise_kernel<CUDAFunctor_add>": 2,
-        "vectorized_elementwise_kernel<MulFunctor>": 1,
-    }
+def test_the_receipt_has_the_nodes_and_the_kernels_by_short_names():
+    found = receipt(FakeCuda(keeps_graphs=True), Library(function_name=ADD.encode()))
+    assert (found.operations, found.kernels) == (6, 4)
+    assert found.kernel_names["vectorized_elementwise_kernel<CUDAFunctor_add>"] == 1
+
+
+def test_a_driver_that_lists_no_nodes_costs_the_count_and_not_the_capture():
+    found = receipt(FakeCuda(keeps_graphs=True), Library(["cuGraphGetNodes"]))
+    assert (found.operations, found.kernels, found.kernel_names) == (None, None, {})
+    assert found.not_counted.startswith("the driver does not list the nodes of this graph")
+
+
+def test_a_driver_without_the_question_costs_the_count_and_not_the_capture():
+    found = receipt(FakeCuda(keeps_graphs=True), object())
+    assert (found.operations, found.kernels) == (None, None)
 
 
 def test_a_kept_graph_is_instantiated_before_its_first_launch():
     cuda = FakeCuda(keeps_graphs=True)
-    backend = CudaBackend(cuda=cuda, device="cpu", node_source=Bindings(Runtime([]), Driver([])))
-    backend.pool().capture(lambda x: x + 1, (torch.ones(2),), {}, batch_size=2)
+    receipt(cuda, Library())
     assert "new_graph kept" in cuda.calls
     assert cuda.names().index("capture_end") < cuda.names().index("instantiate")
 
 
 def test_a_torch_that_keeps_no_graphs_is_not_asked_to():
-    backend = CudaBackend(cuda=FakeCuda(), device="cpu", node_source=Bindings(Runtime([(0, ADD)]), Driver([])))
-    found = backend.pool().capture(lambda x: x + 1, (torch.ones(2),), {}, batch_size=2).receipt
+    found = receipt(FakeCuda(), Library())
     assert (found.operations, found.kernels) == (None, None)
 
 
-@pytest.mark.parametrize("driver", [{"params_error": 1}, {"name_error": 1}])
-def test_a_kernel_without_a_name_is_still_counted(driver):
-    nodes = [(0, ADD)]
-    assert receipt(Runtime(nodes), Driver(nodes, **driver)).kernel_names == {"kernel": 1}
-
-
-def test_nothing_is_counted_when_the_driver_does_not_list_the_nodes_and_the_receipt_says_why():
-    found = receipt(Runtime([(0, ADD)], error=1), Driver([]))
-    assert (found.operations, found.kernels, found.kernel_names) == (None, None, {})
-    assert found.not_counted.startswith("the driver does not list the nodes of this graph")
-
-
-def test_bindings_of_another_version_cost_the_count_and_not_the_capture():
-    found = receipt(SimpleNamespace(), SimpleNamespace())
-    assert (found.operations, found.kernels) == (None, None)
-
-
-def test_bindings_that_are_not_installed_are_none():
-    assert load_bindings() is None
+def test_nothing_is_counted_without_a_library_or_of_a_torch_that_shows_no_nodes():
+    assert count_nodes(Graph(), None) == NodeCount(why=NO_COUNTER)
+    assert count_nodes(object(), DriverLibrary(Library())) == NodeCount(why=NOT_KEPT)
 
 
 @pytest.mark.parametrize(
@@ -131,107 +190,3 @@ def test_bindings_that_are_not_installed_are_none():
 )
 def test_mangled_names_are_shortened_to_kernel_and_functor(mangled, short):
     assert short_kernel_name(mangled) == short
-
-
-class Nested(Runtime):
-    """Graph 1 holds an addition and a child graph, 7, of two more."""
-
-    def cudaGraphGetNodes(self, raw, numNodes=0):
-        nodes = ["add", "add"] if raw == 7 else ["add", "child"]
-        return 0, nodes, len(nodes)
-
-    def cudaGraphNodeGetType(self, node):
-        return 0, 4 if node == "child" else 0
-
-    def cudaGraphChildGraphNodeGetGraph(self, node):
-        return self.error, 7
-
-
-class NamesNothing:
-    def CUgraphNode(self, init_value):
-        return init_value
-
-    def cuGraphKernelNodeGetParams(self, node):
-        return 1, None
-
-
-@pytest.mark.parametrize(("error", "nodes"), [(0, 4), (1, None)])
-def test_kernels_inside_of_a_child_graph_are_counted_or_nothing_is(error, nodes, monkeypatch):
-    source = Bindings(Nested([], error), NamesNothing())
-    monkeypatch.setattr(source, "kernel_name", lambda node: ADD)
-    backend = CudaBackend(cuda=FakeCuda(keeps_graphs=True), device="cpu", node_source=source)
-    found = backend.pool().capture(lambda x: x + 1, (torch.ones(2),), {}, batch_size=2).receipt
-    assert (found.operations, found.kernels) == (nodes, 3 if nodes else None)
-    assert bool(found.not_counted) is bool(error)
-
-
-@pytest.mark.parametrize(("kern", "name"), [(5, "vectorized_elementwise_kernel<CUDAFunctor_add>"), (0, "kernel")])
-def test_a_kernel_node_without_a_function_is_named_by_its_kernel(kern, name):
-    class ByKernel(Driver):
-        def cuGraphKernelNodeGetParams(self, node):
-            return 0, SimpleNamespace(func=0, kern=kern)
-
-        def cuKernelGetName(self, kernel):
-            return 0, ADD.encode()
-
-    nodes = [(0, ADD)]
-    assert receipt(Runtime(nodes), ByKernel(nodes)).kernel_names == {name: 1}
-
-
-class SilentRuntime:
-    cudaGraphNodeType = KINDS
-
-    def __init__(self, total, errors=(0, 0), type_error=0):
-        self.total, self.errors, self.type_error = total, list(errors), type_error
-
-    def cudaGraphGetNodes(self, raw, numNodes=0):
-        return self.errors.pop(0), list(range(numNodes)), self.total
-
-    def cudaGraphNodeGetType(self, node):
-        return self.type_error, 1
-
-
-class Raw:
-    def raw_cuda_graph(self):
-        return 1
-
-
-def test_a_graph_without_nodes_counts_none():
-    found = count_nodes(Raw(), Bindings(SilentRuntime(0), None))
-    assert (found.nodes, found.kernels, found.why) == (0, 0, "")
-
-
-@pytest.mark.parametrize("errors", [(1, 0), (0, 1)])
-def test_a_driver_that_fails_at_either_question_leaves_the_count_open_and_says_why(errors):
-    found = count_nodes(Raw(), Bindings(SilentRuntime(2, errors), None))
-    assert (found.nodes, found.kernels) == (None, None)
-    assert found.why == "the driver does not list the nodes of this graph (RuntimeError: cudaGraphGetNodes: 1)"
-
-
-def test_a_node_of_unknown_kind_is_a_node_and_no_kernel():
-    found = count_nodes(Raw(), Bindings(SilentRuntime(2, type_error=1), None))
-    assert (found.nodes, found.kernels) == (2, 0)
-
-
-def test_nothing_is_counted_without_bindings_or_of_a_torch_that_shows_no_nodes():
-    assert count_nodes(Raw(), None) == NodeCount(why=NO_COUNTER)
-    assert count_nodes(object(), Bindings(None, None)) == NodeCount(why=NOT_KEPT)
-
-
-def test_bindings_are_those_of_nvidias_package(monkeypatch):
-    package = ModuleType("cuda")
-    package.__path__ = []
-    monkeypatch.setitem(sys.modules, "cuda", package)
-    monkeypatch.setitem(sys.modules, "cuda.bindings", package)
-    for name in ("runtime", "driver"):
-        monkeypatch.setitem(sys.modules, f"cuda.bindings.{name}", ModuleType(name))
-    sys.modules["cuda.bindings.runtime"].cudaGraphGetNodes = lambda graph, numNodes: (0, [], 0)
-    assert load_bindings().nodes(1) == []
-
-
-def test_bindings_whose_driver_library_is_missing_are_none(monkeypatch):
-    def import_module(name):
-        raise RuntimeError("libcuda.so.1: cannot open shared object file")
-
-    monkeypatch.setattr(importlib, "import_module", import_module)
-    assert load_bindings() is None

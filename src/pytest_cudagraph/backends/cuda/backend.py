@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from pytest_cudagraph.backends.cuda.gpu import Gpu
-from pytest_cudagraph.backends.cuda.nodes import NodeSource, load_bindings, load_driver
+from pytest_cudagraph.backends.cuda.nodes import DriverLibrary, load_driver
 from pytest_cudagraph.backends.cuda.pool import CudaGraphPool
 from pytest_cudagraph.backends.generators import GeneratorStates, generators_of, set_states, states_of
 from pytest_cudagraph.values import Kind
@@ -69,12 +69,12 @@ class CudaBackend:
         *,
         cuda: Any = torch.cuda,
         device: str | None = None,
-        node_source: NodeSource | None = None,
+        node_source: DriverLibrary | None = None,
     ) -> None:
         index = cuda.current_device() if index is None else index
         with cuda.device(index):
             self._gpu = Gpu(cuda, index, device or f"cuda:{index}")
-        self._node_source = node_source or load_bindings() or load_driver()
+        self._node_source = node_source or load_driver()
 
     @property
     def device(self) -> str:

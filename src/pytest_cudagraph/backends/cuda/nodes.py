@@ -1,27 +1,27 @@
 """How many nodes and kernels a captured graph holds.
 
-Torch 2.8 and later give access to the nodes of a graph made with ``keep_graph``. NVIDIA's Python bindings list them (a
-dependency of recent CUDA wheels of torch), or else the driver's library. Elsewhere the receipt says why nothing was
-counted.
+Torch 2.8 and later give access to the nodes of a graph made with ``keep_graph``. The driver's library lists them.
+Elsewhere the receipt says why nothing was counted.
 """
 
 from __future__ import annotations
 
 import ctypes
-import importlib
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
-NO_COUNTER = "neither NVIDIA's Python bindings (cuda.bindings) nor the driver's library (libcuda.so.1) can be loaded"
+LIBRARY = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
+NO_COUNTER = f"the driver's library ({LIBRARY}) cannot be loaded"
 NOT_KEPT = "this torch does not show the nodes of a graph (2.8 and later do)"
 NOT_TOLD = "the driver does not list the nodes of this graph"
 
 KERNEL, MEMCPY, MEMSET, CHILD = range(4)
 OTHER = -1
-"""The kinds of nodes that every :class:`NodeSource` tells apart."""
+"""The kinds of nodes that are told apart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,23 +41,7 @@ class NodeCount:
         return None if self.nodes is None else sum(self.kernel_names.values())
 
 
-class NodeSource(Protocol):
-    """Reads the nodes of a ``cudaGraph_t``. Raises RuntimeError for an error of the driver."""
-
-    def nodes(self, graph: Any) -> list[Any]: ...
-
-    def kind(self, node: Any) -> int: ...
-
-    def kernel_name(self, node: Any) -> str:
-        """The mangled name, empty where the driver knows none."""
-        ...
-
-    def child(self, node: Any) -> Any:
-        """The graph inside a node of kind ``CHILD``."""
-        ...
-
-
-def count_nodes(graph: Any, source: NodeSource | None) -> NodeCount:
+def count_nodes(graph: Any, source: DriverLibrary | None) -> NodeCount:
     """Count the nodes of a ``torch.cuda.CUDAGraph``, or say why they cannot be counted."""
     if source is None:
         return NodeCount(why=NO_COUNTER)
@@ -66,12 +50,12 @@ def count_nodes(graph: Any, source: NodeSource | None) -> NodeCount:
     try:
         names = list(_work_names(source, graph.raw_cuda_graph()))
     except (RuntimeError, AttributeError, TypeError, ValueError) as error:
-        # A missing count must not fail the capture. The bindings differ between versions of CUDA.
+        # A missing count must not fail the capture. Libraries differ between versions of CUDA.
         return NodeCount(why=f"{NOT_TOLD} ({type(error).__name__}: {error})")
     return NodeCount(nodes=len(names), kernel_names=dict(sorted(Counter(filter(None, names)).items())))
 
 
-def _work_names(source: NodeSource, graph: Any) -> Iterator[str]:
+def _work_names(source: DriverLibrary, graph: Any) -> Iterator[str]:
     """The name of the work of each node, empty for events, host callbacks and empty nodes."""
     for node in source.nodes(graph):
         kind = source.kind(node)
@@ -117,63 +101,6 @@ def _identifiers(mangled: str, at: int, *, stop_at_arguments: bool = False) -> t
     return found, at
 
 
-class Bindings:
-    """A :class:`NodeSource` on ``cuda.bindings.runtime`` and ``cuda.bindings.driver``."""
-
-    def __init__(self, runtime: Any, driver: Any) -> None:
-        self._runtime, self._driver = runtime, driver
-
-    def nodes(self, graph: Any) -> list[Any]:
-        """The nodes of one graph, without those of its child graphs."""
-        error, _, total = self._runtime.cudaGraphGetNodes(graph, numNodes=0)
-        if not int(error) and total:
-            error, nodes, total = self._runtime.cudaGraphGetNodes(graph, numNodes=total)
-        if int(error):
-            raise RuntimeError(f"cudaGraphGetNodes: {error}")
-        return list(nodes[:total]) if total else []
-
-    def kind(self, node: Any) -> int:
-        """KERNEL, MEMCPY, MEMSET, CHILD, or OTHER for events, host callbacks and empty nodes."""
-        error, kind = self._runtime.cudaGraphNodeGetType(node)
-        kinds = self._runtime.cudaGraphNodeType
-        names = ("Kernel", "Memcpy", "Memset", "Graph")
-        known = (getattr(kinds, f"cudaGraphNodeType{name}", None) for name in names)
-        return OTHER if int(error) else next((at for at, each in enumerate(known) if each == kind), OTHER)
-
-    def kernel_name(self, node: Any) -> str:
-        """The name of a kernel node's function, or of its kernel where no function is set."""
-        driver = self._driver
-        error, params = driver.cuGraphKernelNodeGetParams(driver.CUgraphNode(init_value=int(node)))
-        if int(error):
-            return ""
-        if int(params.func):
-            error, name = driver.cuFuncGetName(driver.CUfunction(init_value=int(params.func)))
-        elif hasattr(driver, "cuKernelGetName") and int(getattr(params, "kern", 0)):
-            error, name = driver.cuKernelGetName(params.kern)
-        else:
-            return ""
-        if int(error):
-            return ""
-        return name.decode() if isinstance(name, bytes) else str(name)
-
-    def child(self, node: Any) -> Any:
-        """The graph inside of a child graph node."""
-        error, graph = self._runtime.cudaGraphChildGraphNodeGetGraph(node)
-        if int(error):
-            raise RuntimeError(f"cudaGraphChildGraphNodeGetGraph: {error}")
-        return graph
-
-
-def load_bindings() -> Bindings | None:
-    """NVIDIA's Python bindings, or None where they are not installed or do not load."""
-    try:
-        runtime, driver = (importlib.import_module(f"cuda.bindings.{name}") for name in ("runtime", "driver"))
-    except (ImportError, RuntimeError):
-        # They raise RuntimeError for a driver library that is missing or too old.
-        return None
-    return Bindings(runtime, driver)
-
-
 # enum CUgraphNodeType_enum of cuda.h
 _KINDS = {0: KERNEL, 1: MEMCPY, 2: MEMSET, 4: CHILD}
 
@@ -194,7 +121,7 @@ class KernelParams(ctypes.Structure):
 
 
 class DriverLibrary:
-    """A :class:`NodeSource` on the driver's library. Handles are plain integers."""
+    """Reads the nodes of a ``cudaGraph_t``. Handles are integers. Raises RuntimeError for an error of the driver."""
 
     def __init__(self, library: Any) -> None:
         self._library = library
@@ -215,7 +142,7 @@ class DriverLibrary:
         return _KINDS.get(kind.value, OTHER)
 
     def kernel_name(self, node: int) -> str:
-        """The name of a kernel node's function, or of its kernel where no function is set, empty if unknown."""
+        """The mangled name of a kernel node's function, or of its kernel where none is set. Empty if unknown."""
         params, name = KernelParams(), ctypes.c_char_p()
         try:
             self._ask("cuGraphKernelNodeGetParams_v2", ctypes.c_void_p(node), ctypes.byref(params))
@@ -240,7 +167,7 @@ class DriverLibrary:
             raise RuntimeError(f"{question}: error {error} of the driver")
 
 
-def load_driver(library: str | None = "libcuda.so.1") -> DriverLibrary | None:
+def load_driver(library: str | None = LIBRARY) -> DriverLibrary | None:
     """The driver's library, or None where it does not load."""
     try:
         return DriverLibrary(ctypes.CDLL(library))

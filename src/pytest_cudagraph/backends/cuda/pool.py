@@ -19,7 +19,7 @@ from pytest_cudagraph.backends.buffers import (
 )
 from pytest_cudagraph.backends.capture_mode import capturing, uncached_autocast
 from pytest_cudagraph.backends.cuda.gpu import Gpu, warn_of_other_graphs
-from pytest_cudagraph.backends.cuda.nodes import NodeSource, count_nodes
+from pytest_cudagraph.backends.cuda.nodes import DriverLibrary, count_nodes
 from pytest_cudagraph.backends.cuda.recording import EmptyGraph, no_graphs_inside, record
 from pytest_cudagraph.backends.generators import generators_of, states_kept
 from pytest_cudagraph.errors import CaptureRefusal, CudagraphError, InputError
@@ -86,7 +86,7 @@ _WARM_UPS = 3
 class CudaGraphPool:
     """Graphs with one memory pool. See :class:`~pytest_cudagraph.protocols.GraphPool`."""
 
-    def __init__(self, gpu: Gpu, node_source: NodeSource | None) -> None:
+    def __init__(self, gpu: Gpu, node_source: DriverLibrary | None) -> None:
         self._gpu = gpu
         self._node_source = node_source
         self._handle: Any = None
