@@ -25,7 +25,8 @@ if TYPE_CHECKING:
         TooMuchOverhead,
     )
     from pytest_cudagraph.decoding.grammars import Grammar, choice, ebnf, json_schema, python_source, regex
-    from pytest_cudagraph.decoding.modes.engines import Engine, EngineFacts, LoadedEngine, LoadRequest, VllmEngine, vllm
+    from pytest_cudagraph.decoding.modes.engines import Engine, EngineFacts, LoadedEngine, LoadRequest
+    from pytest_cudagraph.decoding.modes.vllm_engine import VllmEngine, vllm
     from pytest_cudagraph.decoding.results import GenerationReceipt
     from pytest_cudagraph.decoding.transformers_decoder import (
         StaticDecoder,
@@ -191,7 +192,8 @@ _HOMES = {
         "decoding.errors": "EngineFailed FellBackToEager InvalidOutput LogitsNotFinite StepNotReplayed TokenMismatch "
         "TokenNotAllowed TooFewTokensPerStep TooManyBytes TooMuchOverhead",
         "decoding.grammars": "Grammar choice ebnf json_schema python_source regex",
-        "decoding.modes.engines": "Engine EngineFacts LoadRequest LoadedEngine VllmEngine vllm",
+        "decoding.modes.engines": "Engine EngineFacts LoadRequest LoadedEngine",
+        "decoding.modes.vllm_engine": "VllmEngine vllm",
         "decoding.results": "GenerationReceipt",
         "decoding.transformers_decoder": "StaticDecoder TransformersEngine static_decoder transformers_engine",
         "measure": "Arms Bounds PerfCounterClock measure_arms",

@@ -24,6 +24,8 @@ class GenerationReceipt:
     steps: int
     replays: int
     """Launches of graphs, counted by the graphs themselves."""
+    piecewise: int = 0
+    """Of the replays, those whose graphs hold only pieces of the step. The rest of it ran eagerly."""
     padded_rows: int = 0
     """Rows that every step computed beyond the batch, because the graph is larger."""
     eager: Mapping[str, int] = field(default_factory=dict)
@@ -31,8 +33,8 @@ class GenerationReceipt:
 
     @property
     def text(self) -> str:
-        """``31/31``: replays of steps."""
-        return f"{self.replays}/{self.steps}"
+        """``31/31``: replays of steps. ``31/31, 5 piecewise``."""
+        return f"{self.replays}/{self.steps}" + (f", {self.piecewise} piecewise" if self.piecewise else "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

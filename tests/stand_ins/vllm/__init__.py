@@ -12,12 +12,15 @@ Where each part was read, in github.com/vllm-project/vllm:
   caller gets "Engine core initialization failed" (vllm/v1/engine/utils.py).
 - ``torch.OutOfMemoryError`` inside a capture: as users of vLLM report it.
 - ``EngineDeadError``: vllm/v1/engine/exceptions.py.
+- "Graph capturing finished": vllm/v1/worker/gpu_model_runner.py and vllm/v1/worker/gpu/model_runner.py.
+- ``VLLM_ENABLE_V1_MULTIPROCESSING``: vllm/envs.py. With it the core takes requests as they come, here one per step.
 
 The model's name chooses the failure.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 from dataclasses import dataclass, field, fields
 from types import SimpleNamespace
@@ -74,6 +77,10 @@ class LLM:
             fail_in_core(f"ValueError: {NO_MEMORY}")
         if model == "oom-in-capture" and not args.enforce_eager:
             fail_in_core(f"torch.OutOfMemoryError: {OUT_OF_MEMORY}")
+        if not args.enforce_eager:
+            log = logging.getLogger("vllm.v1.worker.gpu_model_runner")
+            log.setLevel(logging.INFO)
+            log.info("Graph capturing finished in %.0f secs, took %.2f GiB", 7.2, 0.25)
         self.llm_engine = LLMEngine(args)
 
 
@@ -104,12 +111,14 @@ class LLMEngine:
         return bool(self.requests)
 
     def step(self):
-        """A new request per step, with the decode steps of the earlier ones, as chunked prefill schedules them."""
+        """New requests, with the decode steps of the earlier ones, as chunked prefill schedules them."""
         if self.args.model == "dies-while-generating":
             raise EngineDeadError
         waiting = [each for each in self.requests.items() if not each[1].made]
-        running = [each for each in self.requests.items() if each[1].made] + waiting[:1]
-        self._record(sum(len(request.ids) if not request.made else 1 for _, request in running), bool(waiting))
+        new = waiting[: 1 if os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING", "1") == "1" else 2]
+        running = [each for each in self.requests.items() if each[1].made] + new
+        verified = 4 if self.args.model == "speculates" else 1
+        self._record(sum(len(request.ids) if not request.made else verified for _, request in running), bool(waiting))
         return [self._one_more(*each) for each in running]
 
     def _one_more(self, request_id, request):
@@ -127,8 +136,10 @@ class LLMEngine:
     def _record(self, tokens, is_mixed):
         stat = None
         if getattr(self.args, "cudagraph_metrics", False) and self.args.model != "silent-metrics":
-            beyond = tokens > CAPTURE_SIZES[-1] or self.args.model == "downgraded"
-            mode = "NONE" if self.args.enforce_eager or beyond else "PIECEWISE" if is_mixed else "FULL"
+            eager = is_mixed if self.args.model == "full-decode-only" else self.args.model == "speculates"
+            beyond = tokens > CAPTURE_SIZES[-1] or self.args.model == "downgraded" or eager
+            pieces = is_mixed or self.args.model == "piecewise"
+            mode = "NONE" if self.args.enforce_eager or beyond else "PIECEWISE" if pieces else "FULL"
             padded = tokens if mode == "NONE" else min(size for size in CAPTURE_SIZES if size >= tokens)
             stat = CUDAGraphStat(tokens, padded, padded - tokens, mode)
         if self.logger_manager is not None:

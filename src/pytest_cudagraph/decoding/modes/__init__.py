@@ -1,4 +1,4 @@
-"""Eager against graphs: one engine, one process per mode. The interface of an engine, and the adapter for vLLM.
+"""Eager against graphs: one engine, one process per mode. The interface of an engine, and adapters.
 
 Nothing here imports torch. The process of a mode is :mod:`pytest_cudagraph.decoding.modes.mode_process`.
 """

@@ -42,6 +42,7 @@ class ModesRequest:
     eager: Mapping[str, Any]
     graphs: Mapping[str, Any]
     allow_fallback: bool
+    allow_piecewise: bool
     max_differing_rows: int
     generations: int
     timeout_s: float
@@ -65,6 +66,7 @@ class ModesRequest:
 
 _PARSERS: dict[str, Callable[[Any], Any]] = {
     "allow_fallback": flag,
+    "allow_piecewise": flag,
     "max_differing_rows": whole_number,
     "generations": functools.partial(whole_number, least=1),
     "timeout_s": seconds,
@@ -144,7 +146,8 @@ class ModesRun:
         ran = judge_engine(found, falls_back=falls_back(found.graphs))
         if ran.verdict.fails:
             return (ran,)
-        used = judge_fallback(found, allowed=self.request.allow_fallback)
+        allow = {key: getattr(self.request, key) for key in ("allow_fallback", "allow_piecewise")}
+        used = judge_fallback(found, **allow)
         if found.tokens is None:
             return (ran, used)
         return (ran, used, judge_mode_tokens(found.tokens, self.request.max_differing_rows))

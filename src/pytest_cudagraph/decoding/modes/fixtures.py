@@ -35,6 +35,7 @@ class CompareModes:
         eager: Mapping[str, Any] | None = None,
         graphs: Mapping[str, Any] | None = None,
         allow_fallback: bool = False,
+        allow_piecewise: bool = False,
         max_differing_rows: int = 0,
         min_speedup: float | None = None,
         generations: int = _GENERATIONS,
@@ -60,7 +61,8 @@ class CompareModes:
         request = ModesRequest(
             engine=engine, prompts=token_ids(prompts), eager={} if eager is None else eager,
             graphs={} if graphs is None else graphs, allow_fallback=allow_fallback,
-            max_differing_rows=max_differing_rows, generations=generations, timeout_s=timeout_s,
+            allow_piecewise=allow_piecewise, max_differing_rows=max_differing_rows, generations=generations,
+            timeout_s=timeout_s,
         )  # fmt: skip
         options = {"output_lengths": None if output_length is None else [output_length]}
         call = CallSettings(

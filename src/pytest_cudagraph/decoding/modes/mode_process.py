@@ -74,6 +74,7 @@ class ModeProcess:
             receipt = since(facts.receipt, told_before)
         self.result |= {
             "capture_ns": facts.capture_ns,
+            "capture_bytes": facts.capture_bytes,
             "receipt": None if receipt is None else asdict(receipt),
             "host_bytes": resident_bytes(),
             "device_bytes": None if used is None or before is None else used - before,
@@ -98,6 +99,7 @@ def since(receipt: GenerationReceipt, before: GenerationReceipt | None) -> Gener
         receipt,
         steps=receipt.steps - before.steps,
         replays=receipt.replays - before.replays,
+        piecewise=receipt.piecewise - before.piecewise,
         eager=dict(Counter(receipt.eager) - Counter(before.eager)),
     )
 

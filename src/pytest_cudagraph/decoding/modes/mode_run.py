@@ -189,6 +189,7 @@ def _read(folder: Path, request: ModeRequest, how: str) -> ModeRun:
     mode = EngineMode(
         load_ns=told.get("load_ns"),
         capture_ns=told.get("capture_ns"),
+        capture_bytes=told.get("capture_bytes"),
         host_bytes=told.get("host_bytes"),
         device_bytes=told.get("device_bytes"),
         receipt=None if receipt is None else GenerationReceipt(**receipt),

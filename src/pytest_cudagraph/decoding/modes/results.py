@@ -35,6 +35,8 @@ class EngineMode:
     """From nothing to an engine that can generate. It includes the capture."""
     capture_ns: int | None = None
     """Of the graphs. None if the engine does not tell."""
+    capture_bytes: int | None = None
+    """Of the graphs, on the device. None if the engine does not tell."""
     host_bytes: int | None = None
     """Resident memory of the process and of those that it started, after the last generation."""
     device_bytes: int | None = None
@@ -54,7 +56,7 @@ class EngineMode:
         replays = "failed" if self.failure else "not told" if receipt is None else receipt.text
         return (
             "-" if self.load_ns is None else seconds_text(self.load_ns),
-            "-" if self.capture_ns is None else seconds_text(self.capture_ns),
+            self._capture_text(),
             "-" if self.host_bytes is None else bytes_text(self.host_bytes),
             "-" if self.device_bytes is None else bytes_text(self.device_bytes),
             "-" if times is None else latency_text(times.ttft.median_ns),
@@ -63,10 +65,15 @@ class EngineMode:
             replays,
         )
 
+    def _capture_text(self) -> str:
+        took = "-" if self.capture_ns is None else seconds_text(self.capture_ns)
+        return took if self.capture_bytes is None else f"{took}, {bytes_text(self.capture_bytes)}"
+
     def _taken(self) -> dict[str, float | None]:
         return {
             "load_seconds": None if self.load_ns is None else to_seconds(self.load_ns),
             "capture_seconds": None if self.capture_ns is None else to_seconds(self.capture_ns),
+            "capture_bytes": self.capture_bytes,
             "host_bytes": self.host_bytes,
             "device_bytes": self.device_bytes,
         }
@@ -147,7 +154,7 @@ class EngineModes:
         return speedup | {f"{name}_{key}": text for name, mode in modes for key, text in mode.properties().items()}
 
 
-FELL_BACK = "fell back to eager"
+FELL_BACK = "fell back to "
 
 _LEAST_GENERATIONS = 5
 """Of each mode. Fewer are in this order by chance more often than once in 100 times."""
@@ -181,27 +188,38 @@ def falls_back(graphs: EngineMode) -> bool:
     return graphs.failure is not None and graphs.failure.is_raised and graphs.failure.stage == "load"
 
 
-def judge_fallback(found: EngineModes, *, allowed: bool) -> Judgement:
+def judge_fallback(found: EngineModes, *, allow_fallback: bool, allow_piecewise: bool) -> Judgement:
     """Not captured if the engine ran without its graphs, by its error or by its receipt. Passed if that is allowed.
 
+    Piecewise graphs leave a part of each step, often the attention, to eager launches. They are allowed apart.
     Not judged if the engine does not tell: nothing is assumed.
     """
     failure, receipt = found.graphs.failure, found.graphs.receipt
     if failure is not None:
-        return _fell_back(f"with graphs the engine does not load: {failure.error}", _output(failure), allowed=allowed)
+        return _fell_back(
+            f"eager: with graphs the engine does not load: {failure.error}", _output(failure), allow_fallback
+        )
     if receipt is None or not receipt.steps:
         reason = "the engine does not tell which decode steps replayed a graph"
         return Judgement(gate="fallback", verdict=Verdict.NOT_JUDGED, reason=reason)
+    steps = plural(receipt.steps, "decode step")
     if receipt.replays == receipt.steps and not receipt.eager:
-        reason = f"{plural(receipt.steps, 'decode step')}, all replays of a graph"
+        if receipt.piecewise:
+            return _piecewise(found.graphs, f"{receipt.piecewise} of {steps}", allow_piecewise)
+        reason = f"{steps}, all replays of a graph"
         return Judgement(gate="fallback", verdict=Verdict.PASSED, reason=reason)
     reasons = tuple(f"{plural(count, 'step')}: {reason}" for reason, count in receipt.eager.items())
-    missing = f"{receipt.steps - receipt.replays} of {plural(receipt.steps, 'decode step')} replayed no graph"
-    return _fell_back(missing, (*reasons, *_printed(found.graphs)), allowed=allowed)
+    why = f"eager: {receipt.steps - receipt.replays} of {steps} replayed no graph"
+    return _fell_back(why, (*reasons, *_printed(found.graphs)), allow_fallback)
 
 
-def _fell_back(why: str, evidence: tuple[str, ...], *, allowed: bool) -> Judgement:
-    reason = f"{FELL_BACK}: {why}"
+def _piecewise(graphs: EngineMode, which: str, allowed: bool) -> Judgement:
+    why = f"piecewise graphs: {which} replayed graphs of pieces, and ran the rest eagerly"
+    return _fell_back(why, _printed(graphs), allowed, option="allow_piecewise")
+
+
+def _fell_back(why: str, evidence: tuple[str, ...], allowed: bool, *, option: str = "allow_fallback") -> Judgement:
+    reason = f"{FELL_BACK}{why}"
     if allowed:
         return Judgement(gate="fallback", verdict=Verdict.PASSED, reason=f"{reason} (allowed)", evidence=evidence)
     return Judgement(
@@ -209,7 +227,7 @@ def _fell_back(why: str, evidence: tuple[str, ...], *, allowed: bool) -> Judgeme
         verdict=Verdict.NOT_CAPTURED,
         reason=reason,
         evidence=evidence,
-        remedy="to accept: allow_fallback=True",
+        remedy=f"to accept: {option}=True",
     )
 
 

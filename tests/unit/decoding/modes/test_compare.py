@@ -66,7 +66,7 @@ def judged(monkeypatch):
 def request(**rest):
     facts = {
         "engine": CountingEngine(), "prompts": [[1], [2]], "eager": {}, "graphs": {}, "allow_fallback": False,
-        "max_differing_rows": 0, "generations": 5, "timeout_s": 9.0,
+        "allow_piecewise": False, "max_differing_rows": 0, "generations": 5, "timeout_s": 9.0,
     }  # fmt: skip
     return ModesRequest(**facts | rest)
 
@@ -159,16 +159,23 @@ def test_the_messages_of_the_gates(golden):
     found, wrong = modes(), ModeTokens(rows=4, differing_rows=2, row=1, position=7, expected=24, found=56)
     failed = modes(graphs=EngineMode(failure=MODE_FAILURE), tokens=None, speedup=None)
     some = replace(found.graphs, receipt=GenerationReceipt(steps=93, replays=90, eager={"batch 9 has no graph": 3}))
+    piecewise = replace(
+        found.graphs,
+        receipt=GenerationReceipt(steps=93, replays=93, piecewise=31),
+        output=("WARNING: setting cudagraph_mode=PIECEWISE",),
+    )
+    refused = {"allow_fallback": False, "allow_piecewise": False}
     slow = modes(speedup=Interval(estimate=1.2, low=1.1, high=1.25))
     judgements = [
         judge_engine(found, falls_back=False),
         judge_engine(failed, falls_back=False),
-        judge_fallback(found, allowed=False),
-        judge_fallback(failed, allowed=False),
-        judge_fallback(failed, allowed=True),
-        judge_fallback(modes(graphs=some), allowed=False),
-        judge_fallback(modes(graphs=EngineMode()), allowed=False),
-        judge_fallback(modes(graphs=EngineMode(receipt=GenerationReceipt(steps=0, replays=0))), allowed=False),
+        *(judge_fallback(each, **refused) for each in (found, failed)),
+        judge_fallback(failed, **refused | {"allow_fallback": True}),
+        judge_fallback(modes(graphs=some), **refused),
+        judge_fallback(modes(graphs=piecewise), **refused),
+        judge_fallback(modes(graphs=piecewise), **refused | {"allow_piecewise": True}),
+        judge_fallback(modes(graphs=EngineMode()), **refused),
+        judge_fallback(modes(graphs=EngineMode(receipt=GenerationReceipt(steps=0, replays=0))), **refused),
         judge_mode_tokens(found.tokens, 0),
         judge_mode_tokens(wrong, 2),
         judge_mode_tokens(wrong, 1),
