@@ -26,14 +26,10 @@ if TYPE_CHECKING:
     )
     from pytest_cudagraph.decoding.grammars import Grammar, choice, ebnf, json_schema, python_source, regex
     from pytest_cudagraph.decoding.modes.engines import Engine, EngineFacts, LoadedEngine, LoadRequest
+    from pytest_cudagraph.decoding.modes.transformers_engine import TransformersEngine, transformers_engine
     from pytest_cudagraph.decoding.modes.vllm_engine import VllmEngine, vllm
     from pytest_cudagraph.decoding.results import GenerationReceipt
-    from pytest_cudagraph.decoding.transformers_decoder import (
-        StaticDecoder,
-        TransformersEngine,
-        static_decoder,
-        transformers_engine,
-    )
+    from pytest_cudagraph.decoding.transformers_decoder import StaticDecoder, static_decoder
     from pytest_cudagraph.errors import (
         AuditFailed,
         BaselineError,
@@ -195,7 +191,8 @@ _HOMES = {
         "decoding.modes.engines": "Engine EngineFacts LoadRequest LoadedEngine",
         "decoding.modes.vllm_engine": "VllmEngine vllm",
         "decoding.results": "GenerationReceipt",
-        "decoding.transformers_decoder": "StaticDecoder TransformersEngine static_decoder transformers_engine",
+        "decoding.transformers_decoder": "StaticDecoder static_decoder",
+        "decoding.modes.transformers_engine": "TransformersEngine transformers_engine",
         "measure": "Arms Bounds PerfCounterClock measure_arms",
         "monitor": "PerfCard PerfMonitor",
         "own_graphs.watch": "graph_watch",

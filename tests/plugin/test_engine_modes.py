@@ -70,6 +70,30 @@ def test_both_modes_are_compared_shown_and_never_saved(engines):
     assert found[0]["batches"][0]["scenario"]["result"]["graphs"]["receipt"]["replays"] == 25
 
 
+CONTINUOUS = """
+from pytest_cudagraph import transformers_engine
+
+def test_batching(engine_modes):
+    engine = transformers_engine("examples.test_engine_modes:make_llama", max_length=32, batching="continuous")
+    engine_modes(engine, prompts=[[5, 17, 42], [7]], output_length=6, generations=1)
+"""
+
+
+def test_transformers_continuous_batching_falls_back_on_a_cpu_and_its_own_words_are_shown(project):
+    pytest.importorskip("transformers.generation.continuous_batching")
+    project.pytester.makepyfile(test_user=CONTINUOUS)
+    project.pytester.syspathinsert(ROOT)
+    result = project.measure()
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        [
+            "*FellBackToEager: batch 2: fell back to eager: 5 of 5 decode steps replayed no graph",
+            "* 5 steps: transformers turned its graphs off",
+            "*no graph backend is available: turning off accelerator graphs.",
+        ]
+    )
+
+
 def test_without_the_flag_only_the_eager_mode_runs_and_nothing_is_judged(engines):
     engines.pytester.makepyfile(test_user=GOOD, test_faults=FAULTS)
     result = engines.run()

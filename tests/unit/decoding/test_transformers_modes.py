@@ -44,7 +44,7 @@ def test_a_refused_capture_is_raised_by_the_load_with_graphs_only():
 
 
 def test_what_the_engine_cannot_run_is_an_input_error():
-    with pytest.raises(InputError, match="a mode of transformers_engine takes no arguments; found enforce_eager"):
+    with pytest.raises(InputError, match="takes arguments with batching='continuous' only; found enforce_eager"):
         load(enforce_eager=True)
     with pytest.raises(InputError, match="transformers_engine takes prompts of one length"):
         list(load(graphs=False).generate([[1, 2], [3]], 4))
