@@ -23,17 +23,14 @@ COUNTED = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What is written, what is kept although it could be written, and what must not be written."""
+    """What is written, what is dropped, and what must not be written."""
 
     write: tuple[SavedBatch, ...] = ()
-    """As measured. Unless :attr:`replaces`, an entry of unchanged speed adds its session to the saved entry."""
+    """As measured. Unless all are replaced, an entry of unchanged speed adds its session to the saved entry."""
     new: tuple[Key, ...] = ()
     """The written entries that did not exist before."""
     changed: tuple[Key, ...] = ()
     """The written entries that replace a saved one of another speed or other kernels."""
-    replaces: bool = False
-    """Whether every written entry starts a new history."""
-    kept: tuple[Key, ...] = ()
     dropped: tuple[Key, ...] = ()
     """Stale batch sizes of tests that passed."""
     refused: tuple[tuple[str, int, str], ...] = ()
@@ -71,28 +68,20 @@ def entries(
     An entry must have passed every gate. A comparison that was not judged is allowed: nothing was saved, or it is
     replaced on request. The caller passes only reports of tests that passed.
     """
-    write: list[SavedBatch] = []
-    kept: list[Key] = []
+    write: dict[Key, SavedBatch] = {}
     refused: list[tuple[str, int, str]] = []
-    for key, found in sorted(_by_key(reports).items()):
-        reason = _ambiguity(found) or _refusal(*found[-1])
+    for key, measured in sorted(_by_key(reports).items()):
+        reason = _ambiguity(measured) or _refusal(*measured[-1])
         if reason:
             refused.append((*key, reason))
             continue
-        entry = saved_batch(*found[-1], saved_at=saved_at, commit=commit)
+        entry = saved_batch(*measured[-1], saved_at=saved_at, commit=commit)
         if _is_wanted(entry, saved.get(key), update):
-            write.append(entry)
-        else:
-            kept.append(key)
-    keys = [(entry.name, entry.batch_size) for entry in write]
+            write[key] = entry
     return Plan(
-        write=tuple(write),
-        new=tuple(key for key in keys if key not in saved),
-        changed=tuple(
-            key for key, entry in zip(keys, write, strict=True) if key in saved and _replaces(entry, saved[key], update)
-        ),
-        replaces=update == "all",
-        kept=tuple(kept),
+        write=tuple(write.values()),
+        new=tuple(key for key in write if key not in saved),
+        changed=tuple(key for key in write if key in saved and _replaces(write[key], saved[key], update)),
         refused=tuple(refused),
     )
 
@@ -113,7 +102,8 @@ def counts(
             key = (report.name, batch.batch_size)
             # Entries without a baseline are counted below.
             found.update([batch.word] if batch.word != "no baseline yet" else [])
-            found.update(["faster"] if _is_faster(batch) else [])
+            is_gain = batch.comparison == "faster" and batch.verdict is Verdict.PASSED
+            found.update(["faster"] if is_gain else [])
             found.update(["not comparable"] if batch.comparison == "not-comparable" and key not in new else [])
             if batch.comparison == "new" and key not in new:
                 unsaved.add(key)
@@ -254,7 +244,3 @@ def _has_other_kernels(batch: BatchReport) -> bool:
     if not isinstance(saved, SavedBatch) or receipt is None or None in (saved.kernels, receipt.kernels):
         return False
     return dict(saved.kernel_names) != dict(receipt.kernel_names) or saved.kernels != receipt.kernels
-
-
-def _is_faster(batch: BatchReport) -> bool:
-    return batch.comparison == "faster" and batch.verdict is Verdict.PASSED

@@ -155,7 +155,7 @@ class Placement:
             is_drawn = any(made.is_drawn for made in self._made_of(given))
             return RawFinding(id="rng", text=HOST_DRAW_TEXT, operation=operation) if is_drawn else None
         # CUDA takes an index from the host, and no index from the device for a tensor of the host.
-        if name in _INDEXING and not self._is(args[0], "host"):
+        if name in _INDEXING and self.place_of(args[0]) != "host":
             return RawFinding(id="host-data", text=_copy_text(origin), operation=operation)
         return replace(origin, text=_TWO_DEVICES_TEXT, operation=operation)
 
@@ -226,7 +226,7 @@ class Placement:
         places = {self.place_of(tensor) for tensor in given}
         if not given:
             self._make_from_nothing(fresh, is_drawn)
-        elif places == {"host"} or self._has_dimensions(given, "host"):
+        elif places == {"host"} or any(tensor.dim() > 0 and self.place_of(tensor) == "host" for tensor in given):
             hosts = [made for made in self._made_of(given) if made.place == "host"]
             self._make(fresh, "host", hosts[0].origin, is_drawn or any(each.is_drawn for each in hosts))
         elif (left := self._first_left(given)) or "unknown" not in places:
@@ -250,17 +250,14 @@ class Placement:
         source, target = (args[1], args[0]) if name == "copy_" else (args[0], _other(args))
         if not isinstance(source, torch.Tensor) or not source.numel():
             return None
-        to_device = _goes_to_device(func, args, kwargs) if target is None else self._is(target, "device")
+        to_device = _goes_to_device(func, args, kwargs) if target is None else self.place_of(target) == "device"
         made = self._made.get(storage_key(source))
         if made is not None and made.place == "host" and to_device:
             self._move(source)
             return RawFinding(id="host-data", text=_copy_text(made.origin), operation=operation)
-        if target is not None and self._is(source, "device") and self._is(target, "host"):
+        if target is not None and (self.place_of(source), self.place_of(target)) == ("device", "host"):
             return RawFinding(id="host-sync", text=CAPTURE_UNSUPPORTED.text, operation=operation)
         return None
-
-    def _is(self, tensor: torch.Tensor, place: Place) -> bool:
-        return self.place_of(tensor) == place
 
     def _move(self, tensor: torch.Tensor) -> None:
         # On a CPU the copy is the same tensor. From here on it stands for the one on the device.
@@ -271,9 +268,6 @@ class Placement:
     def _made_of(self, tensors: Iterable[torch.Tensor]) -> Iterable[_Made]:
         made = (self._made.get(storage_key(tensor)) for tensor in tensors)
         return (each for each in made if each is not None)
-
-    def _has_dimensions(self, tensors: Sequence[torch.Tensor], place: Place) -> bool:
-        return any(tensor.dim() > 0 and self.place_of(tensor) == place for tensor in tensors)
 
     def _note_draw(self, written: Iterable[torch.Tensor]) -> None:
         for key in map(storage_key, written):

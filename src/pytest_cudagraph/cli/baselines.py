@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -81,15 +80,11 @@ def _show(arguments: argparse.Namespace) -> CommandOutput:
     devices = sorted({report.device_text(entry.device) for entry in entries.values()})
     shown = [entries[key] for key in sorted(entries)]
     title, *rows = report.grid(columns, [_shown(entry) for entry in shown])
-    lines = [line for entry, row in zip(shown, rows, strict=True) for line in (row, *_figures(entry))]
+    lines = []
+    for entry, row in zip(shown, rows, strict=True):
+        words = [figure_text(name, figure.median_ns) for name, figure in entry.sessions[-1].figures.items()]
+        lines += [row, *([f"  {', '.join(words)}"] if words else [])]
     return CommandOutput(lines=[str(path), *devices, title, *lines])
-
-
-def _figures(entry: SavedBatch) -> list[str]:
-    """``tokens/s 1830, TTFT 772.6 µs, ITL 145.9 µs`` of the last session, below the entry of a generation."""
-    found = entry.sessions[-1].figures
-    words = [figure_text(name, figure.median_ns) for name, figure in found.items()]
-    return [f"  {', '.join(words)}"] if words else []
 
 
 def figure_text(name: str, median_ns: float) -> str:
@@ -119,18 +114,14 @@ def _prune(arguments: argparse.Namespace) -> CommandOutput:
     names = {name for entries in files.values() for name, _ in entries}
     # An exact name means that entry, even if it contains a star.
     plain = names.intersection(arguments.name)
-    globs = [glob for glob in arguments.name if glob not in plain]
+    # Brackets are part of the names of parametrised tests, and never a set of characters.
+    globs = [glob.replace("[", "[[]") for glob in arguments.name if glob not in plain]
     for path, entries in files.items():
-        named = sorted(key for key in entries if key[0] in plain or _matches(key[0], globs))
+        named = sorted(key for key in entries if key[0] in plain or any(fnmatchcase(key[0], glob) for glob in globs))
         doomed = [key for key in named if arguments.batch_size is None or key[1] in arguments.batch_size]
         baseline.remove_from(path, doomed)
         lines += [f"removed from {path}: {name}, batch {batch_size}" for name, batch_size in doomed]
     return CommandOutput(lines=lines or [f"removed nothing: no entry in {place} has such a name and batch size"])
-
-
-def _matches(name: str, globs: Sequence[str]) -> bool:
-    # Brackets are part of the names of parametrised tests, and never a set of characters.
-    return any(fnmatchcase(name, glob.replace("[", "[[]")) for glob in globs)
 
 
 def _merge(arguments: argparse.Namespace) -> CommandOutput:

@@ -53,11 +53,13 @@ def _compare(arguments: argparse.Namespace) -> CommandOutput:
     changes, shown = record.compare(old, new, max_slowdown=arguments.max_slowdown), " -> ".join(map(str, paths))
     if not changes:
         return CommandOutput(lines=[shown, "nothing to compare"], exit_code=INCONCLUSIVE if arguments.strict else FINE)
+    allowed = arguments.max_slowdown
+    remarks = [(_kernel_changes(each), _figures(each), _why_uncertain(each, allowed)) for each in changes]
     table = Table(
         title=shown,
         columns=tuple(Column(title=title, right=title not in ("test", "verdict")) for title in _COLUMNS),
         rows=tuple(_compared(each) for each in changes),
-        remarks=tuple(_remarks(each, arguments.max_slowdown) for each in changes),
+        remarks=tuple(tuple(filter(None, told)) for told in remarks),
     )
     lines = report.text_of(table)
     counted = Counter(_verdict(change) for change in changes)
@@ -65,10 +67,6 @@ def _compare(arguments: argparse.Namespace) -> CommandOutput:
     others = sum(bool(change.added_kernels or _kernel_changes(change)) for change in changes)
     lines.append(", ".join([*words, f"{others} with other kernels"] if others else words))
     return CommandOutput(lines=lines, exit_code=_exit_code(changes, arguments.fail_on, strict=arguments.strict))
-
-
-def _remarks(change: record.EntryChange, max_slowdown: float) -> tuple[str, ...]:
-    return tuple(filter(None, (_kernel_changes(change), _figures(change), _why_uncertain(change, max_slowdown))))
 
 
 def _compared(change: record.EntryChange) -> tuple[str, ...]:
