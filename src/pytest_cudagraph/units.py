@@ -55,6 +55,11 @@ def signed_text(ratio: float) -> str:
     return f"{'-' if round(ratio - 1.0, 3) < 0 else '+'}{percent_text(abs(ratio - 1.0))}"
 
 
+def span_text(low: float, high: float) -> str:
+    """``+4.5 % to +20 %``, of two ratios."""
+    return f"{signed_text(low)} to {signed_text(high)}"
+
+
 def to_seconds(nanoseconds: float) -> float:
     """Seconds, for files and documents."""
     return nanoseconds / NS_PER_S

@@ -11,6 +11,7 @@ from pytest_cudagraph.base_revision.checkout import checked_out, find_revision
 from pytest_cudagraph.base_revision.judge import LOOKS, base_change, judge_base
 from pytest_cudagraph.base_revision.processes import (
     CollectedOutcome,
+    Command,
     RevisionProcess,
     Sample,
     foreign_modules,
@@ -20,18 +21,6 @@ from pytest_cudagraph.baseline import Key
 from pytest_cudagraph.errors import RevisionError
 from pytest_cudagraph.protocols import ShowProgress
 from pytest_cudagraph.values import BaseComparison, BatchReport, Timing, Verdict
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Command:
-    """How the user called pytest."""
-
-    arguments: Sequence[str]
-    paths: Sequence[str]
-    """The arguments that name what to collect."""
-    folder: Path
-    root: Path
-    has_cache: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,9 +47,13 @@ def compare_revisions(name: str, command: Command, max_slowdown: float, progress
     _check_root(command.root, revision.top)
     with checked_out(revision) as tree:
         folder = tree.parent
+        names = {"base": f"the base, {revision},", "head": "the working tree"}
+        trees = {"base": tree, "head": revision.top}
         sides = {
-            "base": _side(f"the base, {revision},", revision.top, tree, command, folder),
-            "head": _side("the working tree", revision.top, revision.top, command, folder),
+            side: RevisionProcess(
+                name=name, top=revision.top, tree=trees[side], command=command, cache=folder / f"cache-{side}"
+            )
+            for side, name in names.items()
         }
         samples: dict[str, list[Sample]] = {"base": [], "head": []}
         begin_s = time.monotonic()
@@ -90,20 +83,6 @@ def _check_root(root: Path, top: Path) -> None:
             f"pytest's root directory must not lie above the repository, {top}; found {root}\n"
             f"  a checkout has no such folder around it, and its tests would be named otherwise: --rootdir={top}"
         )
-
-
-def _side(name: str, top: Path, tree: Path, command: Command, folder: Path) -> RevisionProcess:
-    cache = folder / f"cache-{'head' if tree == top else 'base'}" if command.has_cache else None
-    return RevisionProcess(
-        name=name,
-        top=top,
-        tree=tree,
-        folder=command.folder,
-        root=command.root,
-        arguments=command.arguments,
-        paths=command.paths,
-        cache=cache,
-    )
 
 
 def _check_imports(sample: Sample, top: Path, tree: Path, revision: str) -> None:

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 
 from pytest_cudagraph.gate.wording import change_text
-from pytest_cudagraph.units import latency_text, percent_text, plural, signed_text
+from pytest_cudagraph.units import latency_text, percent_text, plural, signed_text, span_text
 from pytest_cudagraph.values import (
     BaseComparison,
     BatchReport,
@@ -85,7 +85,7 @@ def _change_text(change: Interval, found: BaseComparison) -> str:
     relative = " relative to the reference workload" if found.head_reference_ns else ""
     direction = "slower" if change.estimate >= 1.0 else "faster"
     size = percent_text(abs(change.estimate - 1.0))
-    interval = f"99% interval {signed_text(change.low)} to {signed_text(change.high)}"
+    interval = f"99% interval {span_text(change.low, change.high)}"
     return f"{size} {direction} than in {found.revision}{relative}, {interval}"
 
 
@@ -173,7 +173,7 @@ def _row(report: GraphReport, batch: BatchReport, base: BaseComparison) -> tuple
         latency_text(before_ns),
         latency_text(after_ns),
         signed_text(base.change.estimate),
-        f"{signed_text(base.change.low)} to {signed_text(base.change.high)}",
+        span_text(base.change.low, base.change.high),
         _kernels(base.base_kernels, base.head_kernels),
         "slower" if verdict == "failed" else verdict,
     )

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_cudagraph.base_revision.comparison import AgainstBase, Command, compare_revisions
+from pytest_cudagraph.base_revision.comparison import AgainstBase, compare_revisions
 from pytest_cudagraph.base_revision.judge import base_tables, judge_base
-from pytest_cudagraph.base_revision.processes import record_base_run
+from pytest_cudagraph.base_revision.processes import Command, record_base_run
 from pytest_cudagraph.errors import GraphTestFailure, RevisionError, SlowerThanBase
 from pytest_cudagraph.session import terminal
 from pytest_cudagraph.session.context import FixtureContext

@@ -101,22 +101,29 @@ def module_files(modules: Iterable[Any]) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """How the user called pytest."""
+
+    arguments: Sequence[str]
+    paths: Sequence[str] = ()
+    """The arguments that name what to collect: files, folders and node ids."""
+    folder: Path
+    """Where pytest was called."""
+    root: Path
+    """Pytest's root directory."""
+    has_cache: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RevisionProcess:
     """How one side runs. ``top`` is the repository's folder, ``tree`` is this side's copy of it."""
 
     name: str
     top: Path
     tree: Path
-    folder: Path
-    """Where pytest was called, below ``top``."""
-    root: Path
-    """Pytest's root directory, below ``top``."""
-    arguments: Sequence[str]
-    """The user's own command line."""
-    paths: Sequence[str] = ()
-    """The arguments that name what to collect: files, folders and node ids."""
-    cache: Path | None
-    """Pytest's cache for this side, so that processes share compiled code. None without a cache."""
+    command: Command
+    cache: Path
+    """Pytest's cache for this side, so that processes share compiled code."""
 
     def sample(self, into: Path) -> Sample:
         """Run once and read the results.
@@ -125,12 +132,12 @@ class RevisionProcess:
         collect something or did not finish. A side without any of ``paths`` has no tests.
         """
         gone = self._gone()
-        if self.paths and gone.issuperset(self.paths):
+        if self.command.paths and gone.issuperset(self.command.paths):
             return Sample(batches={}, modules=())
         self._make_folder()
         into.mkdir(parents=True)
         log = into / "output.txt"
-        command, folder = self._command(into, gone), self.moved(self.folder)
+        command, folder = self._command(into, gone), self.moved(self.command.folder)
         status = run_child(command, log=log, folder=folder, environment=self._environment())
         return self._read(into, log, status)
 
@@ -140,10 +147,10 @@ class RevisionProcess:
 
     def _make_folder(self) -> None:
         """Create the folder in which pytest is called if this side lacks it, so that relative arguments stay valid."""
-        root, folder = self.moved(self.root), self.moved(self.folder)
+        root, folder = self.moved(self.command.root), self.moved(self.command.folder)
         if not root.is_dir():
             raise RevisionError(
-                f"{self.name} does not have pytest's root directory, {self.root.relative_to(self.top)}: "
+                f"{self.name} does not have pytest's root directory, {self.command.root.relative_to(self.top)}: "
                 "none of its tests can be measured there"
             )
         folder.mkdir(parents=True, exist_ok=True)
@@ -151,19 +158,20 @@ class RevisionProcess:
     def _gone(self) -> frozenset[str]:
         """Those of ``paths`` that this side lacks. Pytest would refuse the whole command for one of them."""
         # A word that is also an option's value (-k new new) cannot be distinguished from it, and stays.
-        own = [path for path in self.paths if self.arguments.count(path) == self.paths.count(path)]
-        named = {path: Path(os.path.normpath(self.folder / path.partition("::")[0])) for path in own}
+        paths, count = self.command.paths, self.command.arguments.count
+        plain = [path for path in paths if count(path) == paths.count(path)]
+        named = {path: Path(os.path.normpath(self.command.folder / path.partition("::")[0])) for path in plain}
         return frozenset(path for path, file in named.items() if file.exists() and not self.moved(file).exists())
 
     def _command(self, into: Path, gone: Container[str] = ()) -> list[str]:
-        kept = [argument for argument in self.arguments if argument not in gone]
+        kept = [argument for argument in self.command.arguments if argument not in gone]
         moved = [moved_argument(argument, self.top, self.tree) for argument in kept]
         # Only files follow it.
         dashes = moved.index("--") if "--" in moved else len(moved)
         # The settings of the base may not enable the plugin.
         ours = ["--cudagraph", "--cudagraph-only", f"--cudagraph-sample={into}", "--maxfail=0"]
-        ours += [] if self.cache is None else ["-o", f"cache_dir={self.cache}"]
-        ours += [f"--rootdir={self.moved(self.root)}"]
+        ours += ["-o", f"cache_dir={self.cache}"] if self.command.has_cache else []
+        ours += [f"--rootdir={self.moved(self.command.root)}"]
         return [sys.executable, "-m", "pytest", *moved[:dashes], *ours, *moved[dashes:]]
 
     def _environment(self) -> dict[str, str]:

@@ -132,7 +132,7 @@ def split_at_moves(
     for session in sessions:
         change = change_of_sessions(parts[-1], session) if parts else None
         least_log = math.log1p(least_change)
-        if change is not None and change.log_ratio - change.margin_log <= least_log and change.high_log >= -least_log:
+        if change is not None and change.low_log <= least_log and change.high_log >= -least_log:
             parts[-1].append(session)
             continue
         if change is not None:

@@ -24,7 +24,7 @@ from pytest_cudagraph.errors import CudagraphError
 from pytest_cudagraph.report.columns import text_of
 from pytest_cudagraph.report.page import rendered
 from pytest_cudagraph.report.plots import drawn, trend_plot
-from pytest_cudagraph.units import latency_text, plural, signed_text
+from pytest_cudagraph.units import latency_text, plural, signed_text, span_text
 from pytest_cudagraph.values import Column, Table
 
 _FOLDER = ".cudagraph"
@@ -122,7 +122,6 @@ def _moves(entry: EntryHistory) -> Table:
 
 def _move_cells(move: Move) -> list[str]:
     change = move.change
-    low, high = change.log_ratio - change.margin_log, change.high_log
     return [
         move.after.date,
         move.after.commit or "-",
@@ -130,7 +129,7 @@ def _move_cells(move: Move) -> list[str]:
         latency_text(change.before_ns),
         latency_text(change.after_ns),
         signed_text(math.exp(change.log_ratio)),
-        f"{signed_text(math.exp(low))} to {signed_text(math.exp(high))}",
+        span_text(math.exp(change.low_log), math.exp(change.high_log)),
     ]
 
 

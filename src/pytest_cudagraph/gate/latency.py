@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from pytest_cudagraph import baseline as baselines
 from pytest_cudagraph.gate.wording import FIGURES, change_text, changes_text, moved_text, not_judged, software_changes
-from pytest_cudagraph.units import percent_text, plural, signed_text
+from pytest_cudagraph.units import percent_text, plural, signed_text, span_text
 from pytest_cudagraph.values import (
     Comparison,
     DeviceInfo,
@@ -158,12 +158,6 @@ def _machine(change: LatencyChange) -> str:
     return f", the machine {signed_text(after_ns / before_ns)}" if abs(after_ns / before_ns - 1) > _UNMOVED else ""
 
 
-def change_interval_text(change: LatencyChange) -> str:
-    """``90% interval +4.5 % to +20 %``."""
-    low, high = math.exp(change.log_ratio - change.margin_log), math.exp(change.high_log)
-    return f"90% interval {signed_text(low)} to {signed_text(high)}"
-
-
 def _evidence(batch: MeasuredBatch, saved: SavedBatch, device: DeviceInfo, change: LatencyChange) -> tuple[str, ...]:
     receipt, other_kernels = batch.receipt, _has_other_kernels(saved, batch.receipt)
     # The change may be that of a figure. What moved are the sides of the replay.
@@ -177,9 +171,10 @@ def _evidence(batch: MeasuredBatch, saved: SavedBatch, device: DeviceInfo, chang
 
 def interval_basis_text(change: LatencyChange) -> str:
     """``90% interval +4.5 % to +20 %, from 1 saved session (3.0 % between sessions is assumed)``."""
+    interval = f"90% interval {span_text(math.exp(change.low_log), math.exp(change.high_log))}"
     basis = "is assumed" if change.is_prior else "was seen"
     sessions = f"{plural(change.sessions, 'saved session')} ({percent_text(change.spread)} between sessions {basis})"
-    text = f"{change_interval_text(change)}, from {sessions}"
+    text = f"{interval}, from {sessions}"
     if change.unrest_log:
         text += f", and {percent_text(math.expm1(change.unrest_log))} for other work on the machine"
     return text

@@ -10,8 +10,8 @@ from pytest_cudagraph.report.codec import to_plain
 from pytest_cudagraph.report.columns import joined, scenario_tables, text_of
 from pytest_cudagraph.report.document import without_secrets
 from pytest_cudagraph.report.workloads import Ranks, WorkloadCell, WorkloadTest, cells_of, change, ranks
-from pytest_cudagraph.units import factor_text, latency_text
-from pytest_cudagraph.values import Addition, Agreement, Column, GraphReport, Judgement, LatencyChange, Table, Verdict
+from pytest_cudagraph.units import factor_text, latency_text, span_text
+from pytest_cudagraph.values import Addition, Agreement, Column, GraphReport, Judgement, Table, Verdict
 
 _BYTES_OF_MIB = 1 << 20
 
@@ -113,7 +113,7 @@ def _moved(one: WorkloadCell | None, other: WorkloadCell | None) -> str:
     if had != has:
         return "new" if has else "gone"
     found = change(one, other)
-    if found is None or found.log_ratio - found.margin_log <= 0.0 <= found.high_log:
+    if found is None or found.low_log <= 0.0 <= found.high_log:
         return ""
     return "faster" if found.high_log < 0.0 else "slower"
 
@@ -128,15 +128,9 @@ def _change_row(one: WorkloadCell | None, other: WorkloadCell | None, word: str)
         cell.way,
         "-" if before is None else latency_text(before),
         "-" if after is None else latency_text(after),
-        "-" if found is None else _interval_text(found),
+        "-" if found is None else span_text(math.exp(found.low_log), math.exp(found.high_log)),
         word,
     ]
-
-
-def _interval_text(found: LatencyChange) -> str:
-    """``+12 % to +31 %``: where 90 of 100 unchanged cells would not be."""
-    low, high = math.expm1(found.log_ratio - found.margin_log), math.expm1(found.high_log)
-    return f"{low:+.0%} to {high:+.0%}".replace("%", " %")
 
 
 NAMED = 5

@@ -102,8 +102,13 @@ class LatencyChange:
 
     @property
     def high_log(self) -> float:
-        """The upper end of the interval. The lower end is ``log_ratio - margin_log``."""
+        """The upper end of the interval."""
         return self.log_ratio + self.apart_log + self.margin_log
+
+    @property
+    def low_log(self) -> float:
+        """The lower end."""
+        return self.log_ratio - self.margin_log
 
     @property
     def unchanged_ns(self) -> tuple[float, float]:
@@ -118,7 +123,7 @@ class LatencyChange:
         is wider than a tight gate. ``faster`` when the gain exceeds ``max_slowdown`` and the whole interval is a gain.
         """
         allowed_log = math.log1p(max_slowdown)
-        if self.log_ratio - self.margin_log > allowed_log:
+        if self.low_log > allowed_log:
             return "slower"
         is_small = self.is_prior and self.log_ratio + self.apart_log <= allowed_log / 2
         if self.high_log > allowed_log and not is_small:

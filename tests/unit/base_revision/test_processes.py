@@ -13,14 +13,15 @@ from tests.facts import H200, batch, judgement, latency, report, timing
 
 from pytest_cudagraph import errors
 from pytest_cudagraph.base_revision import processes
-from pytest_cudagraph.base_revision.processes import CollectedOutcome, RevisionProcess, Sample
+from pytest_cudagraph.base_revision.processes import CollectedOutcome, Command, RevisionProcess, Sample
 from pytest_cudagraph.report import document, json_text
 from pytest_cudagraph.values import Verdict
 
 
 def side(top: Path, tree: Path, **changed) -> RevisionProcess:
-    facts = {"name": "the base", "top": top, "tree": tree, "folder": top, "root": top, "arguments": (), "cache": None}
-    return RevisionProcess(**{**facts, **changed})
+    cache, name = changed.pop("cache", None), changed.pop("name", "the base")
+    command = Command(**{"folder": top, "root": top, "arguments": (), "has_cache": cache is not None, **changed})
+    return RevisionProcess(name=name, top=top, tree=tree, command=command, cache=cache or top / "cache")
 
 
 @pytest.fixture
