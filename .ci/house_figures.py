@@ -21,10 +21,10 @@ LONG_FUNCTION, LONG_MODULE, SHORT_MODULE, LONG_TEST_FILE = 40, 300, 60, 500
 SHOWN = 5
 
 LIMITS = {
-    "lines of src": 40_200,
-    "modules of src": 254,
-    "lines of the core": 28_400,
-    "modules of the core": 178,
+    "lines of src": 41_000,
+    "modules of src": 260,
+    "lines of the core": 28_600,
+    "modules of the core": 180,
     "lines of tests": 49_000,
     "circles of imports": 0,
     "class names twice": 0,

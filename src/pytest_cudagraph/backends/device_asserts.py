@@ -80,10 +80,6 @@ def _weights_to_draw_by(args: _Arguments) -> bool:
     return bool((given.isfinite() & (given >= 0)).all()) and bool((given.sum(-1) > 0).all())
 
 
-def _holds(args: _Arguments) -> bool:
-    return bool(args[0].all())
-
-
 _RULES: Mapping[str, Callable[[_Arguments], bool]] = {
     "embedding": _rows_of_table,
     "_embedding_bag": _rows_of_table,
@@ -111,6 +107,6 @@ _RULES: Mapping[str, Callable[[_Arguments], bool]] = {
     "bernoulli": _between_0_and_1,
     "bernoulli_": lambda args: _between_0_and_1(args, 1),
     "binary_cross_entropy": _between_0_and_1,
-    "_assert_async": _holds,
+    "_assert_async": lambda args: bool(args[0].all()),
 }
 """By the name of an operation: whether its kernel accepts these positional arguments."""

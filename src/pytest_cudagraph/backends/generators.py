@@ -76,7 +76,11 @@ def _held_by_function(function: FunctionType) -> list[Any]:
     cells = [cell.cell_contents for cell in function.__closure__ or () if _is_filled(cell)]
     # Other globals than generators and modules would lead through the whole program.
     named = (function.__globals__.get(name) for name in function.__code__.co_names)
-    return [*cells, *(function.__defaults__ or ()), *(value for value in named if _is_part(value))]
+    return [
+        *cells,
+        *(function.__defaults__ or ()),
+        *(value for value in named if isinstance(value, torch.Generator | torch.nn.Module)),
+    ]
 
 
 def _attributes(value: Any) -> list[Any]:
@@ -85,10 +89,6 @@ def _attributes(value: Any) -> list[Any]:
     except AttributeError:
         return []
     return list(held.values()) if isinstance(held, dict) else []
-
-
-def _is_part(value: Any) -> bool:
-    return isinstance(value, torch.Generator | torch.nn.Module)
 
 
 def _is_filled(cell: Any) -> bool:

@@ -165,7 +165,7 @@ class Placement:
         """The warning for an attribute that ``Module.to`` leaves behind, at its first use beside the device."""
         if not self._left_behind or name in _TAKES_BOTH:
             return None
-        left = [tensor for tensor in given if tensor.dim() > 0 and self._name_left(tensor)]
+        left = [tensor for tensor in given if self._name_left(tensor)]
         if name in _COPIES and name != "copy_":
             meets_device = _other(args) is not None or _goes_to_device(func, args, kwargs)
         else:
@@ -179,10 +179,10 @@ class Placement:
             id="host-data", text=text, level="warning", operation=str(getattr(func, "overloadpacket", func))
         )
 
-    def _first_left(self, tensors: Sequence[torch.Tensor]) -> str:
-        return next((name for tensor in tensors if tensor.dim() > 0 and (name := self._name_left(tensor))), "")
-
     def _name_left(self, tensor: torch.Tensor) -> str:
+        """The name of what ``Module.to`` leaves behind. Empty also for a number, which CUDA takes by value."""
+        if tensor.dim() == 0:
+            return ""
         key = storage_key(tensor)
         made = self._made.get(key)
         if made is not None:
@@ -229,7 +229,7 @@ class Placement:
         elif places == {"host"} or any(tensor.dim() > 0 and self.place_of(tensor) == "host" for tensor in given):
             hosts = [made for made in self._made_of(given) if made.place == "host"]
             self._make(fresh, "host", hosts[0].origin, is_drawn or any(each.is_drawn for each in hosts))
-        elif (left := self._first_left(given)) or "unknown" not in places:
+        elif (left := next(filter(None, map(self._name_left, given)), "")) or "unknown" not in places:
             # CUDA raises where a tensor of an unknown place lies on the device, beside one that was left behind.
             self._make(fresh, "kept", left_behind=left)
         else:  # another storage may have had the same key

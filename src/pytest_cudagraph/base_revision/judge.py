@@ -76,7 +76,9 @@ def judge_base(found: BaseComparison, max_slowdown: float, why_not_judged: str =
     verdict = Verdict.PASSED if change.high <= allowed_ratio else Verdict.INCONCLUSIVE
     verdict = Verdict.FAILED if change.low > allowed_ratio else verdict
     remedy = "run again on a quieter machine" if verdict is Verdict.INCONCLUSIVE else ""
-    accept = _acceptable(change) if verdict is Verdict.FAILED else None
+    # The upper bound, rounded up: with the estimate the next run would be inconclusive. The option takes at most 1.
+    allowed = math.ceil((change.high - 1.0) * 100) / 100
+    accept = (allowed if allowed <= 1.0 else math.inf) if verdict is Verdict.FAILED else None
     return Judgement(gate="base", verdict=verdict, reason=reason, evidence=evidence, remedy=remedy, accept=accept)
 
 
@@ -87,13 +89,6 @@ def _change_text(change: Interval, found: BaseComparison) -> str:
     size = percent_text(abs(change.estimate - 1.0))
     interval = f"99% interval {span_text(change.low, change.high)}"
     return f"{size} {direction} than in {found.revision}{relative}, {interval}"
-
-
-def _acceptable(change: Interval) -> float:
-    # The upper bound, rounded up. With the estimate the next run would be inconclusive.
-    allowed = math.ceil((change.high - 1.0) * 100) / 100
-    # The option allows no number above 1.
-    return allowed if allowed <= 1.0 else math.inf
 
 
 def _evidence(found: BaseComparison) -> tuple[str, ...]:

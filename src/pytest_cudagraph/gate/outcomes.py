@@ -9,7 +9,6 @@ from pytest_cudagraph.gate.wording import changes_text, software_changes
 from pytest_cudagraph.units import bytes_text, plural, seconds_text
 from pytest_cudagraph.values import (
     Agreement,
-    DeviceInfo,
     Disagreement,
     Finding,
     Judgement,
@@ -136,13 +135,11 @@ def judge_structure(batch: MeasuredBatch, max_new_kernels: int | None) -> Judgem
         return _uncounted(f"{found}; the baseline holds no count", allowed)
     if batch.device is not None and batch.device.kind != saved.device.kind:
         return _uncounted(f"{found}, not compared: the baseline is of {saved.device.kind}", allowed)
-    evidence = () if batch.device is None else _other_machine(saved.device, batch.device)
+    before, now = saved.device, batch.device
+    evidence = () if now is None else software_changes(before, now)
+    if now is not None and before.name != now.name:
+        evidence = (f"the baseline's were counted on {before.name}", *evidence)
     return _compared(receipt, saved.kernels, saved.kernel_names, allowed, evidence)
-
-
-def _other_machine(before: DeviceInfo, now: DeviceInfo) -> tuple[str, ...]:
-    elsewhere = (f"the baseline's were counted on {before.name}",) if before.name != now.name else ()
-    return (*elsewhere, *software_changes(before, now))
 
 
 def _compared(

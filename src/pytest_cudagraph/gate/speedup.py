@@ -36,7 +36,7 @@ def judge_speedup(batch: MeasuredBatch, min_speedup: float, over: Over = "eager"
         gate="speedup" if over == "eager" else "over-compiled",
         verdict=Verdict.PASSED,
         reason=f"{found_text(timing, over)}; this test asks for {factor_text(min_speedup)}",
-        evidence=_evidence(batch, min_speedup) if over == "eager" else _compiled_evidence(batch),
+        evidence=_evidence(batch, min_speedup, over),
     )
     if batch.why_not_judged:
         return not_judged(replace(found, reason=found_text(timing, over)), "speed", batch.why_not_judged)
@@ -92,9 +92,11 @@ def _at_threshold(speedup: Interval, min_speedup: float) -> bool:
     return lowest <= speedup.low and speedup.high <= highest
 
 
-def _evidence(batch: MeasuredBatch, min_speedup: float) -> tuple[str, ...]:
+def _evidence(batch: MeasuredBatch, min_speedup: float, over: Over) -> tuple[str, ...]:
     timing, kernels = batch.timing, batch.receipt.kernels if batch.receipt else None
-    lines = [timing_text(timing, batch.device)]
+    lines = [timing_text(timing, batch.device, over)]
+    if over == "compiled":
+        return (*lines, *timing.notes)
     attainable = attainable_text(timing, min_speedup, kernels)
     lines += [attainable] if attainable else []
     saved, change = batch.saved, batch.change
@@ -102,10 +104,6 @@ def _evidence(batch: MeasuredBatch, min_speedup: float) -> tuple[str, ...]:
         other_kernels = None not in (kernels, saved.kernels) and kernels != saved.kernels
         lines.append(moved_text(timing, saved, change, batch.device, other_kernels=other_kernels))
     return (*lines, *timing.notes)
-
-
-def _compiled_evidence(batch: MeasuredBatch) -> tuple[str, ...]:
-    return (timing_text(batch.timing, batch.device, "compiled"), *batch.timing.notes)
 
 
 def _acceptable(timing: Timing) -> float | None:

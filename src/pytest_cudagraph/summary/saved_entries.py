@@ -81,25 +81,21 @@ def end_device(
     saved = {key: entry for key, entry in saved.items() if key not in plan.dropped}
     expected = _expected(saved, reports, collected, settings.rootdir)
     stale = record.stale(reports, expected, complete_run=collected.complete)
+    written = {(entry.name, entry.batch_size): entry for entry in plan.write}
+    # An update must not hide a slowdown.
+    replaced = [(*key, gate.replaced_text(saved[key], written[key])) for key in plan.changed]
     summary.lines += report.closing(
         reports,
         record.counts(reports, expected, complete_run=collected.complete, plan=plan),
         wrote=(len(plan.write), shown(store.path, settings.rootdir)) if plan.write else None,
         refused=plan.refused,
-        replaced=_replaced(plan, saved),
+        replaced=[each for each in replaced if each[2]],
         stale=stale,
         dropped=plan.dropped,
         saves=settings.update != "never",
     )
     if stale and settings.strict:
         summary.problems.append(_strict_about(stale, saved, store.path, settings.rootdir))
-
-
-def _replaced(plan: record.Plan, saved: Mapping[Key, SavedBatch]) -> list[tuple[str, int, str]]:
-    """How replaced entries changed. An update must not hide a slowdown."""
-    entries = {(entry.name, entry.batch_size): entry for entry in plan.write}
-    texts = [(*key, gate.replaced_text(saved[key], entries[key])) for key in plan.changed]
-    return [each for each in texts if each[2]]
 
 
 def _strict_about(stale: Sequence[Key], saved: Iterable[Key], path: AnyPath, root: Path) -> str:

@@ -51,7 +51,8 @@ def store(compute: Callable[[], Any], copies: list[tuple[ResultPath, Callable[[A
     if not copies:
         return compute
     if len(copies) == 1 and not copies[0][0]:
-        return _store_one(compute, copies[0][1])
+        copy_whole = copies[0][1]
+        return lambda: copy_whole(compute())
     if all(len(path) == 1 for path, _ in copies):
         return _store_items(compute, [(path[0], copy) for path, copy in copies])
 
@@ -74,10 +75,6 @@ def write_in_place(operation: RecordedOperation) -> Step | None:
     return next((step for step in _candidates(operation, buffers) if _gives_same_bits(step, buffers)), None)
 
 
-def _store_one(compute: Callable[[], Any], copy: Callable[[Any], object]) -> Step:
-    return lambda: copy(compute())
-
-
 def _store_items(compute: Callable[[], Any], copies: list[tuple[int, Callable[[Any], object]]]) -> Step:
     def step() -> None:
         result = compute()
@@ -95,7 +92,8 @@ def _candidates(operation: RecordedOperation, buffers: list[torch.Tensor]) -> It
         # relu has no out= form. Torch computes it as clamp_min at 0.
         yield functools.partial(torch.clamp_min, args[0], 0, out=buffers[0])
     form = _out_form(func)
-    if form is not None and len(form.names) == len(buffers) == _results(operation.result):
+    results = len(operation.result) if isinstance(operation.result, (list, tuple)) else 1
+    if form is not None and len(form.names) == len(buffers) == results:
         yield from _out_calls(operation, form, buffers)
 
 
@@ -126,10 +124,6 @@ def _out_form(func: torch._ops.OpOverload) -> _OutForm | None:
         if names and plain == wanted and len(names) == len(func._schema.returns):
             return _OutForm(func=candidate, names=names)
     return None
-
-
-def _results(result: Any) -> int:
-    return len(result) if isinstance(result, (list, tuple)) else 1
 
 
 def _gives_same_bits(candidate: Step, buffers: list[torch.Tensor]) -> bool:

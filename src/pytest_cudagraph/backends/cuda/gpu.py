@@ -23,12 +23,8 @@ def capture_error_mode() -> str:
     that ``threading`` did not start count too, and so do the C++ watchdogs of ``torch.distributed``.
     """
     others = threading.active_count() > 1 or len(sys._current_frames()) > 1
-    return "thread_local" if others or _is_distributed() else "global"
-
-
-def _is_distributed() -> bool:
-    distributed = torch.distributed
-    return distributed.is_available() and distributed.is_initialized()
+    is_distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return "thread_local" if others or is_distributed else "global"
 
 
 ENDS_ELSEWHERE = "Capture must end on the same stream it began on."

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+import traceback
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import FrameType, TracebackType
 from typing import Any, NamedTuple
 
 from pytest_cudagraph import hazards
@@ -177,11 +177,5 @@ def _is_echo(error: BaseException) -> bool:
 
 def _is_threaded_package(error: BaseException) -> bool:
     """Whether the error is from an AOTInductor package, whose container queries events for its threads by default."""
-    owners = (frame.f_locals.get("self") for frame in _frames(error.__traceback__))
+    owners = (frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__))
     return any(type(owner).__name__ == "AOTICompiledModel" for owner in owners)
-
-
-def _frames(traceback: TracebackType | None) -> Iterator[FrameType]:
-    while traceback is not None:
-        yield traceback.tb_frame
-        traceback = traceback.tb_next
