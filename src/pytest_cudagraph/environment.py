@@ -16,6 +16,9 @@ from pytest_cudagraph.errors import DeviceUnavailable
 _GIT_TIMEOUT_S = 10
 """``git status`` of a large tree on a network file system takes seconds. A run must not hang."""
 
+GIT = ("git", "-c", "core.fsmonitor=false", "-c", f"core.hooksPath={os.devnull}")
+"""Programs that the configuration of a repository names for these are not started."""
+
 _GIT_LOCALS = frozenset(
     {
         "GIT_ALTERNATE_OBJECT_DIRECTORIES",
@@ -125,7 +128,7 @@ def _project(root: Path) -> str:
 def git(root: Path, *arguments: str) -> str | None:
     """The stripped output of git in a folder, or None if it fails."""
     # Do not take a lock that the user's own git may need.
-    command = ["git", "--no-optional-locks", "-C", str(root), *arguments]
+    command = [*GIT, "--no-optional-locks", "-C", str(root), *arguments]
     try:
         done = subprocess.run(
             command, capture_output=True, timeout=_GIT_TIMEOUT_S, check=True, env=without_git_locals()

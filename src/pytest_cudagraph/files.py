@@ -18,8 +18,8 @@ _ENCODING_ERRORS = "backslashreplace"
 
 
 def is_same_path(one: str | Path, other: str | Path) -> bool:
-    """Whether two names are the same once they are absolute. Links are not followed, and no file is looked at."""
-    return os.path.abspath(one) == os.path.abspath(other)  # noqa: PTH100
+    """Whether two names lead to the same place, also through links. The files need not exist."""
+    return os.path.realpath(one) == os.path.realpath(other)
 
 
 def read_text(path: Path) -> str:

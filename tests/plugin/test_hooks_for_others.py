@@ -283,3 +283,17 @@ def test_a_printed_example_of_accept_lets_a_test_pass_that_failed(project, page)
     result = project.measure()
     result.assert_outcomes(passed=1, failed=1)
     result.stdout.fnmatch_lines(["*AuditFailed: *", "test_user.py::test_steps[[]True[]] * passed"])
+
+
+@pytest.mark.parametrize("junk", ["reason=None", "hazard=['rng']", "hazard=3", "operator=None"])
+def test_a_rule_with_values_of_other_types_fails_the_test_in_one_line(project, junk):
+    values = {"operator": "'mylib::topk'", "hazard": "'rng'", "reason": "'draws'"} | dict([junk.split("=")])
+    rule = ", ".join(f"{name}={value}" for name, value in values.items())
+    project.pytester.makeconftest(
+        f"from pytest_cudagraph import AuditRule\n\ndef pytest_cudagraph_audit_rules(): return [AuditRule({rule})]"
+    )
+    project.write(plain="cudagraph(Mlp().eval(), torch.randn(1, 16))")
+    result = project.measure()
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines([f"E*the {junk.partition('=')[0]} of an audit rule takes *; found *"])
+    result.stdout.no_fnmatch_line("*src/pytest_cudagraph*")

@@ -84,6 +84,12 @@ MISTAKES = """
 import torch
 from models import *
 
+def test_no_such_report(cudagraph):
+    cudagraph(Mlp().eval(), torch.randn(1, 16), batch_sizes=[1]).at(9)
+
+def test_not_compiled(compile_model):
+    compile_model(Mlp().eval(), torch.randn(1, 16), batch_sizes=[1]).for_batch(9)
+
 def test_no_such_size(capture_graphs):
     capture_graphs(Mlp().eval(), torch.randn(1, 16), batch_sizes=[1])[3]
 
@@ -95,9 +101,14 @@ def test_another_shape(capture_graphs):
 def test_a_mistake_with_graphs_is_shown_at_the_line_of_the_test(project):
     project.pytester.makepyfile(MISTAKES)
     result = project.run("--cudagraph", "--cudagraph-device=cpu")
-    result.assert_outcomes(failed=2)
+    result.assert_outcomes(failed=4)
     result.stdout.fnmatch_lines(
-        ["E*KeyError: 'no batch size 3; there are [[]1[]]'", "E*InputError: args[[]0[]]: the graph was captured for *"]
+        [
+            "E*KeyError: 'no batch size 9; there are [[]1[]]'",
+            "E*InputError: the model is not compiled for batch 9, only for: 1",
+            "E*KeyError: 'no batch size 3; there are [[]1[]]'",
+            "E*InputError: args[[]0[]]: the graph was captured for *",
+        ]
     )
     assert "src/pytest_cudagraph" not in result.stdout.str()
 

@@ -370,6 +370,28 @@ def test_a_folder_with_too_long_a_name_is_one_line_and_exit_4(said):
     assert (code, out, err.count("\n")) == (4, "", 1)
 
 
+def test_a_page_never_replaces_its_document_through_a_link(said, workplace):
+    text = json_text(document([report(MLP)], H200, {}))
+    (workplace / "run.json").write_text(text, encoding="utf-8")
+    (workplace / "link").symlink_to("run.json")
+    told = "pytest-cudagraph: link: the page would replace the document; nothing was changed\n"
+    assert said("report", "run.json", "--html", "link") == (4, "", told)
+    assert (workplace / "run.json").read_text(encoding="utf-8") == text
+
+
+def test_a_document_among_the_baselines_is_named_and_never_listed_as_one(said, folder, workplace):
+    (workplace / folder / "run.json").write_text(json_text(document([report(MLP)], H200, {})), encoding="utf-8")
+    code, out, err = said("baseline", "list", folder)
+    assert (code, out) == (4, "")
+    assert err.startswith(f"pytest-cudagraph: {folder}/run.json: a document of --cudagraph-json, which ")
+
+
+def test_a_closed_output_is_one_line_and_exit_4(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdout", None)
+    assert main(["explain"]) == 4
+    assert capsys.readouterr().err == "pytest-cudagraph: the output cannot be written (stdout is closed)\n"
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a full device")
 def test_an_output_that_cannot_be_written_is_one_line_and_exit_4():
     with Path("/dev/full").open("w") as full:

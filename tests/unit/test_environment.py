@@ -167,6 +167,16 @@ def test_a_description_takes_no_lock_that_another_git_may_want(git, monkeypatch)
     assert all("--no-optional-locks" in command for command in seen)
 
 
+def test_a_description_starts_no_program_that_the_repository_names(git, tmp_path):
+    commit_file(git)
+    program = tmp_path / "program"
+    program.write_text("#!/bin/sh\ntouch started\n")
+    program.chmod(0o755)
+    git("config", "core.fsmonitor", str(program))
+    environment.commit(git.root)
+    assert not (git.root / "started").exists()
+
+
 def test_no_variable_that_names_a_repository_is_handed_on(monkeypatch):
     told = subprocess.run(["git", "rev-parse", "--local-env-vars"], check=True, capture_output=True, text=True)
     names = [name for name in told.stdout.split() if not name.startswith("GIT_CONFIG_")]

@@ -18,6 +18,7 @@ from pytest_cudagraph.audit.findings import findings_of
 from pytest_cudagraph.audit.probes import run_probes
 from pytest_cudagraph.audit.trace import ProbeResults
 from pytest_cudagraph.errors import InputError
+from pytest_cudagraph.foreign import value_text
 from pytest_cudagraph.hazards import CATALOGUE
 from pytest_cudagraph.inputs import Example
 from pytest_cudagraph.protocols import Backend, Model
@@ -77,7 +78,8 @@ def audit(
     judge custom operators, which the audit cannot look into. The audit skips compiled and scripted models, because they
     do not run the written code. Exceptions of the model's first call propagate.
     """
-    _check_ids("the hazard of an audit rule", [each.hazard for each in own_rules if each.hazard is not None])
+    for rule in own_rules:
+        _check_rule(rule)
     sealed = sorted(set(_sealed_parts(model)))
     if sealed:
         not_judged = tuple(f"{part}. Audit its eager code instead" for part in sealed)
@@ -105,10 +107,17 @@ def with_accepted(found: Audit, accepted: Mapping[str, str]) -> Audit:
     return replace(found, findings=findings, notes=(*found.notes, *notes))
 
 
-def _check_ids(what: str, ids: Iterable[str]) -> None:
+def _check_ids(what: str, ids: Iterable[object]) -> None:
     for id_ in ids:
-        if id_ not in CATALOGUE:
-            raise InputError(f"{what} takes ids of hazards: {', '.join(CATALOGUE)}; found {id_!r}")
+        if not isinstance(id_, str) or id_ not in CATALOGUE:
+            raise InputError(f"{what} takes ids of hazards: {', '.join(CATALOGUE)}; found {value_text(id_)}")
+
+
+def _check_rule(rule: AuditRule) -> None:
+    _check_ids("the hazard of an audit rule", [] if rule.hazard is None else [rule.hazard])
+    for name, value in (("operator", rule.operator), ("reason", rule.reason)):
+        if not isinstance(value, str):
+            raise InputError(f"the {name} of an audit rule takes a text; found {value_text(value)}")
 
 
 def _notes(model: Model, findings: tuple[Finding, ...]) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from types import FrameType
 
 from filelock import FileLock, Timeout
 
-from pytest_cudagraph.environment import without_git_locals
+from pytest_cudagraph.environment import GIT, without_git_locals
 from pytest_cudagraph.errors import RevisionError
 
 _PREFIX, _RUNNING = "pytest-cudagraph-", "running.lock"
@@ -153,7 +153,7 @@ def _termination_as_interrupt() -> Iterator[None]:
 
 
 def _git(folder: Path, *arguments: str) -> str:
-    command = ["git", "-C", str(folder), *arguments]
+    command = [*GIT, "-C", str(folder), *arguments]
     try:
         done = subprocess.run(command, capture_output=True, check=True, env=without_git_locals())
     except FileNotFoundError as error:

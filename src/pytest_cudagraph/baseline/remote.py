@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 from pytest_cudagraph.errors import BaselineError
-from pytest_cudagraph.foreign import without_credentials
+from pytest_cudagraph.foreign import message_of, without_credentials
 
 LOCK_WAIT_S = 60.0
 """A writer holds a lock for some requests, and as many may wait as a project has jobs."""
@@ -53,7 +53,7 @@ class RemotePath:
             system, path = url_to_fs(url)
         # Each file system raises what it likes.
         except Exception as error:
-            reason = without_credentials(str(error), url)
+            reason = without_credentials(message_of(error), url)
             raise BaselineError(
                 f"{without_credentials(url)}: cannot be used ({reason}); "
                 "s3:// needs s3fs, gs:// needs gcsfs (pip install s3fs)"
@@ -182,7 +182,7 @@ class RemotePath:
                 return False
             except OSError as error:
                 # S3 refuses one of two simultaneous requests as "conditional request ... conflicting operation".
-                if "conditional request" not in str(error):
+                if "conditional request" not in message_of(error):
                     raise
                 return False
         return True
@@ -193,7 +193,7 @@ class RemotePath:
             yield
         except Exception as error:
             kind = FileNotFoundError if isinstance(error, FileNotFoundError) else OSError
-            reason = str(error) or type(error).__name__
+            reason = message_of(error) or type(error).__name__
             raise kind(without_credentials(reason, self.url)) from None
 
 
@@ -210,4 +210,4 @@ def any_path(text: str) -> AnyPath:
     """A path, or the place of a URL. ``file://`` is a path. Raises :class:`~pytest_cudagraph.errors.BaselineError`."""
     if text.startswith("file://"):
         return Path(url2pathname(urlsplit(text).path))
-    return RemotePath.of(text) if "://" in text else Path(text)
+    return RemotePath.of(text) if "://" in text else Path(os.path.expanduser(text))

@@ -64,7 +64,7 @@ def _list(arguments: argparse.Namespace) -> CommandOutput:
 
 
 def _listed(path: AnyPath) -> list[str]:
-    entries = entries_of(path)
+    entries = content_of(path).entries
     devices = sorted({entry.device.name for entry in entries.values()})
     tests = len({name for name, _ in entries})
     newest = max(entry.saved_at for entry in entries.values())

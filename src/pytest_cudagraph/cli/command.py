@@ -105,6 +105,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _failed(str(exc))
     except OSError as exc:  # for one, Path.is_dir of older Pythons raises for a name that is too long
         return _failed(f"{exc.filename}: {exc.strerror}")
+    if sys.stdout is None:  # closed by the shell: >&-
+        return _failed("the output cannot be written (stdout is closed)")
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A terminal without "µ" shows a "?" instead.
         sys.stdout.reconfigure(errors="replace")

@@ -44,6 +44,7 @@ class Compiled:
 
     def call_for(self, batch_size: int) -> Model:
         """The call to run and to capture at this batch size."""
+        __tracebackhide__ = True
         return self._batch(batch_size).call
 
     def executions(self, batch_size: int) -> int | None:
@@ -66,6 +67,7 @@ class Compiled:
         self.close()
 
     def _batch(self, batch_size: int) -> CompiledBatch:
+        __tracebackhide__ = True
         if batch_size in self._batches:
             return self._batches[batch_size]
         sizes = ", ".join(map(str, self._batches)) or "none (closed)"

@@ -167,6 +167,7 @@ class ModelRun:
 
     def call_for(self, batch_size: int) -> Model:
         """What is captured at a batch size: the compiled code, or the model itself."""
+        __tracebackhide__ = True
         compiled = self.results.compiled
         return compiled.call_for(batch_size) if compiled else self.model.eager
 

@@ -21,6 +21,7 @@ class CompiledModel:
 
     def for_batch(self, batch_size: int) -> Model:
         """The callable compiled for one batch size; without ``--cudagraph`` the model itself."""
+        __tracebackhide__ = True
         return self.model_run.call_for(batch_size) if self.model_run else self.eager
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

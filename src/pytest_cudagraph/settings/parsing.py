@@ -6,6 +6,7 @@ Each raises ``ValueError`` with a text of what is allowed; the caller adds the p
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeGuard
@@ -71,6 +72,11 @@ def name(value: Any) -> str:
     if not isinstance(value, str) or not value.strip():
         raise ValueError("a non-empty string")
     return value
+
+
+def path_name(value: Any) -> str:
+    """``~`` is the home folder: a shell leaves it as it is in ``--option=~/folder``."""
+    return os.path.expanduser(name(value))
 
 
 def reasons(value: Any) -> dict[str, str]:

@@ -18,6 +18,7 @@ from pytest_cudagraph.settings.parsing import (
     name,
     number,
     one_of,
+    path_name,
     seconds,
     thread_count,
 )
@@ -114,7 +115,7 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         flag="--cudagraph-baseline",
         default=".cudagraph",
-        parse=name,
+        parse=path_name,
         metavar="DIR|URL",
         help="folder of the baseline files, from the root directory, in an object store (s3://bucket/folder), or off",
     ),
@@ -158,12 +159,16 @@ OPTIONS: tuple[Option, ...] = (
         "and print the marker of the best",
     ),
     Option(
-        flag="--cudagraph-json", default=None, parse=name, metavar="PATH", help="write all results of this run as JSON"
+        flag="--cudagraph-json",
+        default=None,
+        parse=path_name,
+        metavar="PATH",
+        help="write all results of this run as JSON",
     ),
     Option(
         flag="--cudagraph-html",
         default=None,
-        parse=name,
+        parse=path_name,
         metavar="PATH",
         help="write all results of this run as one self-contained HTML page",
     ),

@@ -110,6 +110,7 @@ class GraphReport:
 
     def at(self, batch_size: int) -> BatchReport:
         """The report of one batch size. Raises :class:`KeyError` with the existing sizes."""
+        __tracebackhide__ = True
         for batch in self.batches:
             if batch.batch_size == batch_size:
                 return batch

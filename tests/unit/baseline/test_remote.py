@@ -153,6 +153,19 @@ def test_credentials_that_may_not_list_do_not_make_a_place_missing():
     remote.RemotePath(system, "/bucket/x", "s3://bucket/x").require(may_create=False)
 
 
+def test_an_error_of_a_store_that_cannot_be_printed_is_still_one_of_ours():
+    class Unprintable(OSError):
+        def __str__(self):
+            raise ValueError("no text")
+
+    def refuse(*args, **kwargs):
+        raise Unprintable
+
+    kept = JsonStore(remote.RemotePath(SimpleNamespace(cat_file=refuse), "/bucket/x", "s3://bucket/x"), H200)
+    with pytest.raises(BaselineError, match="s3://bucket/x"):
+        kept.load()
+
+
 @pytest.mark.parametrize(
     ("url", "shown"),
     [

@@ -203,6 +203,22 @@ def test_a_process_of_a_comparison_writes_nothing_on_github(settings_of):
     assert settings_of("--cudagraph-sample=DIR").github == "off"
 
 
+def test_the_home_folder_of_a_path_is_found_without_a_shell(settings_of, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/ann")
+    settings = settings_of(
+        "--cudagraph-baseline=~/base", "--cudagraph-json=~/run.json", "--cudagraph-html=~nobody-here/x"
+    )
+    assert str(settings.baseline_folder) == "/home/ann/base"
+    assert (settings.json, settings.html) == ("/home/ann/run.json", "~nobody-here/x")
+
+
+def test_document_and_page_are_two_files_also_through_a_link(pytester):
+    (pytester.path / "page").symlink_to("run")
+    result = pytester.runpytest("--cudagraph", "--cudagraph-json=run", "--cudagraph-html=page")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*are two files; found 'run' for both"])
+
+
 def test_document_and_page_are_two_files(pytester):
     pytester.makepyfile("def test_a(): pass")
     result = pytester.runpytest("--cudagraph", "--cudagraph-json=run", "--cudagraph-html=./run")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from pytest_cudagraph.serving.calls.timed_call import CallRecord, Served
 from pytest_cudagraph.units import to_ns, to_seconds
 
 SCHEMA = 1
+_COUNT_LIMIT = 1 << 63
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,10 +125,10 @@ def read_export(path: Path, epoch_ns: int) -> MonitorState:
         if not isinstance(export, dict) or export.get("schema") != SCHEMA:
             raise ValueError(f"not an export of schema {SCHEMA}")
         return MonitorState(
-            totals={each["name"]: _totals(each) for each in export["calls"]},
-            records=[_read_record(each, epoch_ns) for each in export["last"]],
+            totals={_text(call["name"]): _totals(call) for call in export["calls"]},
+            records=[_read_record(record, epoch_ns) for record in export["last"]],
             epoch_ns=epoch_ns,
-            resources=[ResourceSpread(**each) for each in export["resources"]],
+            resources=[_read_spread(spread) for spread in export["resources"]],
         )
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from error
@@ -138,32 +140,72 @@ def read_export(path: Path, epoch_ns: int) -> MonitorState:
 
 def _totals(entry: Mapping[str, Any]) -> CallTotals:
     totals, histogram = CallTotals(), entry["histogram"]
-    counts = {int(lower): int(n) for lower, n in zip(histogram["lower_ns"], histogram["counts"], strict=True)}
-    minimum_ns, maximum_ns = histogram["minimum_ns"], histogram["maximum_ns"]
-    totals.durations = from_counts(counts, int(histogram["total_ns"]), minimum_ns, maximum_ns)
-    totals.failures.update({str(name): int(count) for name, count in entry["failures"].items()})
+    counts = {_count(lower): _count(n) for lower, n in zip(histogram["lower_ns"], histogram["counts"], strict=True)}
+    extremes_ns = (_count_or_none(histogram[key]) for key in ("minimum_ns", "maximum_ns"))
+    totals.durations = from_counts(counts, _count(histogram["total_ns"]), *extremes_ns)
+    totals.failures.update({_text(name): _count(count) for name, count in entry["failures"].items()})
     totals.served.update(_read_served(entry["model_calls"]))
-    totals.tokens, totals.rows, totals.synchronized = (int(entry[key]) for key in ("tokens", "rows", "synchronized"))
-    totals.user_tokens, totals.token_ns = float(entry["user_tokens"]), round(to_ns(entry["token_seconds"]))
-    totals.started_ns, totals.ended_ns = round(to_ns(entry["started_at"])), round(to_ns(entry["ended_at"]))
+    totals.tokens, totals.rows, totals.synchronized = (_count(entry[key]) for key in ("tokens", "rows", "synchronized"))
+    totals.user_tokens, totals.token_ns = _number(entry["user_tokens"]), _ns(entry["token_seconds"])
+    totals.started_ns, totals.ended_ns = _ns(entry["started_at"]), _ns(entry["ended_at"])
     return totals
 
 
 def _read_record(entry: Mapping[str, Any], epoch_ns: int) -> CallRecord:
     return CallRecord(
-        name=entry["name"],
-        started_ns=round(to_ns(entry["started_at"])) - epoch_ns,
-        duration_ns=round(to_ns(entry["duration_seconds"])),
-        tokens=entry["tokens"],
-        batch_size=entry["batch_size"],
-        failure=entry["failure"] or "",
+        name=_text(entry["name"]),
+        started_ns=_ns(entry["started_at"]) - epoch_ns,
+        duration_ns=_ns(entry["duration_seconds"]),
+        tokens=_count(entry["tokens"]),
+        batch_size=_count_or_none(entry["batch_size"]),
+        failure="" if entry["failure"] is None else _text(entry["failure"]),
         served=None if entry["model_calls"] is None else _read_served(entry["model_calls"]),
-        is_synchronized=entry["synchronized"],
+        is_synchronized=bool(entry["synchronized"]),
     )
 
 
 def _read_served(entries: Iterable[Mapping[str, Any]]) -> Served:
-    return {(str(each["path"]), str(each["reason"])): int(each["calls"]) for each in entries}
+    return {(_text(served["path"]), _text(served["reason"])): _count(served["calls"]) for served in entries}
+
+
+def _read_spread(entry: Mapping[str, Any]) -> ResourceSpread:
+    mean, minimum, maximum, last = (_number(entry[key]) for key in ("mean", "minimum", "maximum", "last"))
+    return ResourceSpread(
+        process=_text(entry["process"]),
+        reading=_text(entry["reading"]),
+        gpu=_count_or_none(entry["gpu"]),
+        samples=_count(entry["samples"]),
+        mean=mean,
+        minimum=minimum,
+        maximum=maximum,
+        last=last,
+    )
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{value_text(value)} is no text")
+    return value
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < _COUNT_LIMIT:
+        raise ValueError(f"{value_text(value)} is no count")
+    return value
+
+
+def _count_or_none(value: Any) -> int | None:
+    return None if value is None else _count(value)
+
+
+def _number(value: Any) -> float:
+    if type(value) not in (int, float) or not math.isfinite(value):
+        raise ValueError(f"{value_text(value)} is no number")
+    return float(value)
+
+
+def _ns(seconds: Any) -> int:
+    return round(to_ns(_number(seconds)))
 
 
 _LIMITS_NS = tuple(1 << power for power in range(13, 37))

@@ -217,3 +217,41 @@ def test_a_name_that_utf_8_cannot_hold_fails_no_scrape():
     text = monitor.openmetrics().encode("utf-8").decode("utf-8")
     assert any(sample.labels["name"].startswith("half ") for family in openmetrics_families(text)
                for sample in family.samples)  # fmt: skip
+
+
+def places(value, path=()):
+    """The path of each value in a JSON document."""
+    yield path
+    for key, inner in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        yield from places(inner, (*path, key))
+
+
+def with_value(document, path, value):
+    changed = json.loads(json.dumps(document))
+    *outer, last = path
+    place = changed
+    for key in outer:
+        place = place[key]
+    place[last] = value
+    return changed
+
+
+WRONG = [None, True, -1, 0, 1.5, 10**400, float("nan"), float("inf"), "", "x" * 50, "-1", [], [1], [[]], {}, {"a": 1}]
+
+
+def test_a_damaged_export_is_refused_in_one_error_or_read_whole(process, tmp_path):
+    document = json.loads(used().export(tmp_path / "calls.json").read_text(encoding="utf-8"))
+    damaged, wrong = tmp_path / "damaged.json", []
+    for path, value in itertools.product([path for path in places(document) if path], WRONG):
+        damaged.write_text(json.dumps(with_value(document, path, value)), encoding="utf-8")
+        try:
+            merged = CallMonitor.merged(damaged)
+            list(openmetrics_families(merged.openmetrics()))
+            list(text_families(merged.openmetrics()))
+            str(merged.summary("decode"))
+            merged.export(tmp_path / "again.json")
+        except InputError:
+            pass
+        except Exception as error:
+            wrong.append((path, value if value != 10**400 else "10**400", repr(error)))
+    assert wrong == []
