@@ -25,7 +25,7 @@ from pytest_cudagraph.serving.graph_set import FormGraphs, GraphSet, WatchMode, 
 from pytest_cudagraph.serving.row_analysis import RunnerSetup
 from pytest_cudagraph.serving.rows import Cut
 from pytest_cudagraph.serving.statistics import NoGraphReason, RunnerStatistics, Tally
-from pytest_cudagraph.serving.tuned_file import graph_sizes
+from pytest_cudagraph.serving.tuned_file import fingerprint, graph_sizes
 
 _InferenceMode = torch._C._InferenceMode  # what torch.inference_mode enters, without a microsecond of Python
 _is_any_autocast = torch._C._is_any_autocast_enabled
@@ -105,12 +105,13 @@ class GraphRunner:
         """A runner for the batch sizes at which a graph was the best in a file of ``TuningReport.save``.
 
         ``name`` is the entry's, by default the model's class; ``options`` are those of :class:`GraphRunner`. Raises
-        :class:`~pytest_cudagraph.errors.InputError` if the file has no such entry for this device, or if a graph of
-        the model itself is not the best.
+        :class:`~pytest_cudagraph.errors.InputError` if the file has no such entry for this device and model, or if a
+        graph of the model itself is not the best.
         """
         example = Example(args=example_inputs, kwargs=dict(options.get("kwargs") or {}))
         backend = options.pop("backend", None) or open_backend_for(options.get("device", "auto"), example)
-        sizes = graph_sizes(Path(path), name or type(model).__name__, describe(backend.kind))
+        kept_name, device = name or type(model).__name__, describe(backend.kind)
+        sizes = graph_sizes(Path(path), kept_name, device, fingerprint(model))
         return cls(model, *example_inputs, batch_sizes=sizes, backend=backend, **options)
 
     @property

@@ -1,8 +1,10 @@
-"""``tuned.json``: the best compile mode and graph for each batch size, by name and device."""
+"""``tuned.json``: the best compile mode and graph for each batch size, by name, device and model."""
 
 from __future__ import annotations
 
+import hashlib
 import json
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,11 @@ from filelock import FileLock, Timeout
 
 from pytest_cudagraph import files
 from pytest_cudagraph.errors import CudagraphError, InputError
+from pytest_cudagraph.protocols import Model
+from pytest_cudagraph.state import modules_of
 from pytest_cudagraph.values import DeviceInfo
+
+_log = logging.getLogger("pytest_cudagraph.serving")
 
 SCHEMA = 1
 _LOCK_WAIT_S = 10.0
@@ -22,10 +28,24 @@ def device_key(device: DeviceInfo) -> str:
     return f"{device.kind}: {device.name}"
 
 
-def save(path: Path, entry: Mapping[str, Any]) -> None:
-    """Add or replace one entry, which has ``name``, ``device`` and ``best_of``. Several processes may do so at once.
+def fingerprint(model: Model) -> str:
+    """``Sequential 6fa0c1d2``: the class, and a hash of the modules, and of names, shapes and types of their tensors.
 
-    Raises :class:`~pytest_cudagraph.errors.CudagraphError` if the file cannot be read or written.
+    Values do not count: training on does not change what is fast.
+    """
+    lines = [getattr(model, "__qualname__", type(model).__qualname__)]
+    for module in modules_of(model):
+        lines += [f"{name} {type(part).__qualname__}" for name, part in module.named_modules()]
+        tensors = (*module.named_parameters(), *module.named_buffers())
+        lines += [f"{name} {tuple(tensor.shape)} {tensor.dtype}" for name, tensor in tensors]
+    return f"{lines[0]} {hashlib.sha256(chr(10).join(lines).encode(errors='replace')).hexdigest()[:8]}"
+
+
+def save(path: Path, entry: Mapping[str, Any]) -> None:
+    """Add or replace one entry, which has ``name``, ``device``, ``model`` and ``best_of``.
+
+    Several processes may do so at once. Raises :class:`~pytest_cudagraph.errors.CudagraphError` if the file cannot be
+    read or written.
     """
     if not entry["best_of"]:
         raise CudagraphError(f"{path}: no combination of {entry['name']!r} was measured, so there is nothing to save")
@@ -40,12 +60,12 @@ def save(path: Path, entry: Mapping[str, Any]) -> None:
         raise CudagraphError(f"{path}: cannot be written ({error.strerror}); nothing was changed") from error
 
 
-def graph_sizes(path: Path, name: str, device: DeviceInfo) -> tuple[int, ...]:
+def graph_sizes(path: Path, name: str, device: DeviceInfo, model: str) -> tuple[int, ...]:
     """The batch sizes whose best combination is a graph of the model itself.
 
     Raises :class:`~pytest_cudagraph.errors.InputError` if there is no such entry, or if compiled code was better.
     """
-    combinations = best_of(path, name, device)
+    combinations = best_of(path, name, device, model)
     compiled = sorted(
         {
             combination["compile"]
@@ -64,16 +84,22 @@ def graph_sizes(path: Path, name: str, device: DeviceInfo) -> tuple[int, ...]:
     return sizes
 
 
-def best_of(path: Path, name: str, device: DeviceInfo) -> dict[int, dict[str, Any]]:
+def best_of(path: Path, name: str, device: DeviceInfo, model: str) -> dict[int, dict[str, Any]]:
     """The best combination of each batch size: ``compile`` and ``graph``.
 
-    Raises :class:`~pytest_cudagraph.errors.InputError` if the file has no entry of this name and device.
+    Another torch, Python or driver is logged. Raises :class:`~pytest_cudagraph.errors.InputError` if the file has no
+    entry of this name, device and model.
     """
     entries = {_key(each): each for each in _read(path)}
-    key = (name, device_key(device))
+    key = (name, device_key(device), model)
     if key not in entries:
-        there = "; ".join(f"{each!r} on {where}" for each, where in entries) or "none"
-        raise InputError(f"{path} has no entry of {name!r} on {key[1]}; found: {there}: run tune(...).save(path) there")
+        there = "; ".join(f"{each!r} ({what}) on {where}" for each, where, what in entries) or "none"
+        raise InputError(
+            f"{path} has no entry of {name!r} ({model}) on {key[1]}; found: {there}: run tune(...).save(path) there"
+        )
+    saved_with = entries[key].get("software")
+    if saved_with != device.software:
+        _log.warning("%s: %r was tuned with %s; here is %s: tune it again", path, name, saved_with, device.software)
     return {int(size): combination for size, combination in entries[key]["best_of"].items()}
 
 
@@ -108,5 +134,5 @@ def _check(entry: Any) -> None:
             raise ValueError(f"batch size {size}: {combination}")
 
 
-def _key(entry: Mapping[str, Any]) -> tuple[str, str]:
-    return str(entry["name"]), str(entry["device"])
+def _key(entry: Mapping[str, Any]) -> tuple[str, str, str]:
+    return str(entry["name"]), str(entry["device"]), str(entry["model"])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from statistics import median
 from typing import Literal, cast
 
 from pytest_cudagraph.errors import InputError
@@ -17,10 +19,10 @@ from pytest_cudagraph.measure.timer import ArmName, Timer, inner_calls, warm_up
 from pytest_cudagraph.monitor import PerfMonitor
 from pytest_cudagraph.protocols import Backend
 from pytest_cudagraph.serving.tuning.grid import Combination, PreparedGrid
-from pytest_cudagraph.serving.tuning.race import RaceResult, race
+from pytest_cudagraph.serving.tuning.race import LEAST_ROUNDS, RaceResult, race
 from pytest_cudagraph.serving.tuning.report import of_size
 from pytest_cudagraph.stats import summaries
-from pytest_cudagraph.units import NS_PER_S
+from pytest_cudagraph.units import NS_PER_S, plural, seconds_text
 
 Objective = Literal["latency", "throughput"] | Callable[[int, float], float]
 """What is minimised: ns per call, ns per row, or a function of batch size and latency (ns) with a result above 0."""
@@ -28,8 +30,11 @@ Objective = Literal["latency", "throughput"] | Callable[[int, float], float]
 _FINAL_SHARE = 0.2
 """Of the time budget, for the race between the best of each batch size."""
 _LEAST_NS = 0.25 * NS_PER_S
-_READINGS = 4
-"""Of one combination in one round. Their lower quartile counts, as in a block of the speed gate."""
+_MOST_READINGS = 4
+"""Of one combination in one round. Their lower quartile counts, as in a block of the speed gate. Slow calls have less,
+so that ten rounds fit into the time budget."""
+
+_log = logging.getLogger("pytest_cudagraph.serving")
 
 
 class GridMeasurement:
@@ -48,6 +53,10 @@ class GridMeasurement:
         self._pending: list[Combination] = []
         self._budget_ns, self._seed, self._clock = budget_ns, seed, PerfCounterClock()
         self._timers: dict[int, Timer] = {}
+        self._sample_ns: dict[Combination, float] = {}
+        self._readings = _MOST_READINGS
+        self.over_budget = ""
+        """Why the time budget cannot be kept; empty if it can."""
         self.latencies_ns: dict[Combination, list[float]] = {combination: [] for combination in prepared.ready}
         self.heats: dict[int, RaceResult[Combination]] = {}
         self.final: RaceResult[Combination] | None = None
@@ -59,7 +68,6 @@ class GridMeasurement:
         if not sizes:
             return
         begin_ns = time.perf_counter_ns()
-        share_ns = self._budget_ns * (1.0 - _FINAL_SHARE if len(sizes) > 1 else 1.0) / len(sizes)
         with (
             _disturbance_of(self._prepared.grid.backend) as disturbance,
             self._prepared.timing() as prepare,
@@ -67,9 +75,14 @@ class GridMeasurement:
         ):
             self.health.disturbance = disturbance
             for size in sizes:
+                self._prepared.grid.progress(f"warm up batch {size}")
+                self._timers[size] = self._timer(size, self._budget_ns / len(sizes), prepare)
+            left_ns = max(self._budget_ns - (time.perf_counter_ns() - begin_ns), 0.0)
+            self._tell_the_least_time(left_ns)
+            final_ns = left_ns * _FINAL_SHARE if len(sizes) > 1 else 0.0
+            for size in sizes:
                 self._prepared.grid.progress(f"measure batch {size}")
-                self._timers[size] = self._timer(size, share_ns, prepare)
-                heat = self._race(of_size(self._prepared.ready, size), share_ns)
+                heat = self._race(of_size(self._prepared.ready, size), (left_ns - final_ns) / len(sizes))
                 if heat is None:
                     self._leave_out(size)
                 else:
@@ -77,8 +90,19 @@ class GridMeasurement:
             if len(self.heats) > 1:
                 self._prepared.grid.progress("measure the best of each batch size")
                 winners = [heat.best for heat in self.heats.values()]
-                self.final = self._race(winners, self._budget_ns * _FINAL_SHARE)
+                self.final = self._race(winners, final_ns)
         self.measure_ns = time.perf_counter_ns() - begin_ns
+
+    def _tell_the_least_time(self, left_ns: float) -> None:
+        """Say before the first round if ten rounds of one reading do not fit into what warm-up left of the budget."""
+        least_ns = LEAST_ROUNDS * sum(self._sample_ns.values())
+        if least_ns > left_ns:
+            self.over_budget = (
+                f"ten rounds of {plural(len(self._sample_ns), 'combination')} take some {seconds_text(least_ns)}, more "
+                f"than the time budget of {seconds_text(self._budget_ns)}: tune fewer combinations, or give it more"
+            )
+            self._prepared.grid.progress(self.over_budget)
+            _log.warning("%s", self.over_budget)
 
     def _leave_out(self, size: int) -> None:
         """No combination of a batch size may win that was measured on a disturbed device only."""
@@ -123,10 +147,15 @@ class GridMeasurement:
         warm_ns = warm_up(timer)
         if prepare is None:  # a second call would not start from the restored state
             timer.inner_calls = inner_calls(self._clock, min(min(each) for each in warm_ns.values()))
+        for combination in of_size(ready, size):
+            call_ns = median(warm_ns[_arm(combination)][1:] or warm_ns[_arm(combination)])
+            self._sample_ns[combination] = call_ns * timer.inner_calls + timer.prepare_ns
         return timer
 
     def _race(self, candidates: list[Combination], budget_ns: float) -> RaceResult[Combination] | None:
         begin_ns = time.perf_counter_ns()
+        fitting = budget_ns / (LEAST_ROUNDS * sum(self._sample_ns[each] for each in candidates))
+        self._readings = min(max(int(fitting), 1), _MOST_READINGS)
         # A decision after less would fall within one burst of a noisy neighbour (docs/statistics.md).
         least_ns = min(_LEAST_NS, budget_ns / 4)
         return race(
@@ -152,7 +181,7 @@ class GridMeasurement:
 
     def _sample(self, combination: Combination) -> float:
         timer = self._timers[combination.batch_size]
-        latency_ns = summaries.quantile([timer.sample_ns(_arm(combination)) for _ in range(_READINGS)], 0.25)
+        latency_ns = summaries.quantile([timer.sample_ns(_arm(combination)) for _ in range(self._readings)], 0.25)
         self.latencies_ns[combination].append(latency_ns)
         self._pending.append(combination)
         return self.cost(combination, latency_ns)

@@ -23,7 +23,7 @@ Place = Literal["best", "ties", "slower", "undecided"]
 ``undecided``: the time ended before that was known.
 """
 
-_LEAST_ROUNDS = 10
+LEAST_ROUNDS = 10
 _LOOK_EVERY = 16
 """After a look at ``n`` rounds, the next look is after ``n / 16`` more."""
 
@@ -36,15 +36,30 @@ class RaceResult(Generic[K]):
     places: dict[K, Place]
     log_costs: dict[K, list[float]]
 
-    def cost_ratio(self, candidate: K) -> float:
-        """How much more than the best a candidate costs, in the rounds that both ran. A slow machine slows both."""
-        pairs = zip(self.log_costs[candidate], self.log_costs[self.best], strict=False)
-        return math.exp(median(one - other for one, other in pairs))
+    def behind_logs(self, candidate: K) -> tuple[float, ...]:
+        """How much more than the best a candidate costs, as a log-ratio of each round that both ran.
+
+        A slow machine slows both.
+        """
+        return _differences(self.log_costs[candidate], self.log_costs[self.best])
 
     @property
     def samples(self) -> int:
         """The number of samples in all."""
         return sum(map(len, self.log_costs.values()))
+
+
+def _differences(logs: Sequence[float], best_logs: Sequence[float]) -> tuple[float, ...]:
+    """Of the rounds that both ran: whoever left, left at the end."""
+    return tuple(log - best_log for log, best_log in zip(logs, best_logs, strict=False))
+
+
+def is_above(behind_logs: Sequence[float], limit_log: float, *, alpha: float) -> bool:
+    """Whether the bets on these differences show that they lie above a limit, at level ``alpha``."""
+    ledger = BettingLedger()
+    for behind_log in behind_logs:
+        ledger.book(behind_log - limit_log)
+    return ledger.is_enough(ledger.above, 1.0 / alpha)
 
 
 def race(
@@ -66,8 +81,8 @@ def race(
     None for later. The result is None if no round counts.
     """
     field, rng = _Field(list(candidates), tolerance, alpha), random.Random(seed)
-    rounds, pending, next_look = 0, 0, _LEAST_ROUNDS
-    while len(field.alive) > 1 or rounds < _LEAST_ROUNDS or pending or not may_settle():
+    rounds, pending, next_look = 0, 0, LEAST_ROUNDS
+    while len(field.alive) > 1 or rounds < LEAST_ROUNDS or pending or not may_settle():
         for candidate in rng.sample(field.alive, len(field.alive)):
             field.log_costs[candidate].append(math.log(sample(candidate)))
         pending += 1
@@ -97,7 +112,7 @@ class _Field(Generic[K]):
         self._tolerance, self._alpha = tolerance, alpha
         self._needed = max(len(candidates) * (len(candidates) - 1), 1) / alpha
         self._ledgers: dict[tuple[K, K], BettingLedger] = {}
-        self._places: dict[K, Place] = {}
+        self._left: list[K] = []
 
     @property
     def leader(self) -> K:
@@ -112,20 +127,23 @@ class _Field(Generic[K]):
     def drop_the_settled(self) -> None:
         """Let every candidate leave that is known to be no better than the leader, beyond the tolerance."""
         leader = self.leader
-        self.alive = [each for each in self.alive if each == leader or not self._is_settled(each, leader)]
+        settled = [each for each in self.alive if each != leader and self._is_settled(each, leader)]
+        self._left += settled
+        self.alive = [each for each in self.alive if each not in settled]
 
     def _is_settled(self, candidate: K, leader: K) -> bool:
         costs, best = self.log_costs[candidate], self.log_costs[leader]
         ledger = self._ledgers.setdefault((candidate, leader), BettingLedger())
         for number in range(ledger.count, len(costs)):
             ledger.book(costs[number] - best[number] + self._tolerance)
-        if not ledger.is_enough(ledger.above, self._needed):
-            return False
-        behind = median(one - other for one, other in zip(costs, best, strict=True))
-        self._places[candidate] = "ties" if behind <= self._tolerance else "slower"
-        return True
+        return ledger.is_enough(ledger.above, self._needed)
 
     def result(self) -> RaceResult[K]:
         best = self.leader
-        undecided: dict[K, Place] = dict.fromkeys(self.alive, "undecided")
-        return RaceResult(best=best, places={**undecided, **self._places, best: "best"}, log_costs=self.log_costs)
+        places: dict[K, Place] = dict.fromkeys(self.alive, "undecided")
+        places[best] = "best"
+        for candidate in self._left:
+            # By the best, which need not be the leader at which it left: the report tells both beside each other.
+            behind_log = median(_differences(self.log_costs[candidate], self.log_costs[best]))
+            places[candidate] = "ties" if behind_log <= self._tolerance else "slower"
+        return RaceResult(best=best, places=places, log_costs=self.log_costs)

@@ -16,6 +16,7 @@ from pytest_cudagraph.foreign import value_text
 from pytest_cudagraph.inputs import Example
 from pytest_cudagraph.measure.sampling import HealthFilter
 from pytest_cudagraph.protocols import Backend, Model
+from pytest_cudagraph.serving import tuned_file
 from pytest_cudagraph.serving.graph_runner import open_backend_for
 from pytest_cudagraph.serving.tuning.grid import Combination, Grid, PreparedGrid, ReadyCombination
 from pytest_cudagraph.serving.tuning.measurement import GridMeasurement, Objective
@@ -53,7 +54,8 @@ def tune(
     A combination with a graph must pass audit, capture and check, a combination with compiled code the check. Others
     are reported with their reason. The combinations of each batch size race until the leader is known to be no worse
     than any other by more than ``tolerance``, and then the best of each batch size. ``time_budget_s`` limits the
-    measuring, but each combination is measured ten times. ``constraint`` gets a :class:`ReadyCombination` and says
+    measuring, not the preparation. Each combination is measured ten times at least: if that takes longer, progress, log
+    and report say so, before the first round. ``constraint`` gets a :class:`ReadyCombination` and says
     whether it may race. ``name`` is the key of :meth:`TuningReport.save`, by default the model's class. ``device``,
     ``batch_dim`` and ``kwargs`` as in :class:`~pytest_cudagraph.GraphRunner`.
 
@@ -138,17 +140,26 @@ def _report(name: str, prepared: PreparedGrid, measured: GridMeasurement) -> Tun
     return TuningReport(
         name=name,
         device=described,
+        model=tuned_file.fingerprint(prepared.grid.model),
         objective=objective,
         tolerance=measured.tolerance,
         combinations=tuple(results.values()),
         best=None if measured.best is None else results[measured.best],
         is_best_decided=measured.is_decided,
         measure_ns=measured.measure_ns,
-        notes=(*_disturbed(measured.health), *(() if is_gpu else (_NO_GPU.format(described.name),))),
+        notes=(
+            *_over_budget(measured),
+            *_disturbed(measured.health),
+            *(() if is_gpu else (_NO_GPU.format(described.name),)),
+        ),
     )
 
 
 _NO_GPU = "measured on {}: nothing here holds for a GPU"
+
+
+def _over_budget(measured: GridMeasurement) -> list[str]:
+    return [measured.over_budget] if measured.over_budget else []
 
 
 def _disturbed(health: HealthFilter) -> list[str]:
@@ -160,12 +171,14 @@ def _measured(combination: Combination, prepared: PreparedGrid, measured: GridMe
     if combination not in prepared.ready:
         return MeasuredCombination(combination=combination, reason=prepared.failed[combination])
     readings, heat = measured.latencies_ns[combination], measured.heats[combination.batch_size]
+    behind_logs = heat.behind_logs(combination)
     best_cost = measured.cost(heat.best, median(measured.latencies_ns[heat.best]))
     return MeasuredCombination(
         combination=combination,
         place=heat.places[combination],
         latency_ns=median(readings),
-        cost=best_cost * heat.cost_ratio(combination),
+        cost=best_cost * math.exp(median(behind_logs)),
+        behind_logs=behind_logs,
         samples=len(readings),
         memory_bytes=prepared.ready[combination].memory_bytes,
     )

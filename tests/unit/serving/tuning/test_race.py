@@ -2,10 +2,11 @@
 
 import math
 import random
+from statistics import median
 
 import pytest
 
-from pytest_cudagraph.serving.tuning.race import race
+from pytest_cudagraph.serving.tuning.race import is_above, race
 
 TRUTH = {"fast": 1.00, "near": 1.005, "slow": 1.30, "slowest": 3.0}
 
@@ -104,5 +105,23 @@ def test_the_cost_of_one_that_left_in_a_slow_phase_is_that_of_the_rounds_it_shar
     result = race(["a", "b"], sample, may_settle=lambda: rounds["a"] > 200 or rounds["b"] > 20,
                   is_over=lambda count: count >= 300, seed=0)  # fmt: skip
     assert (result.best, len(result.log_costs["b"]) < 40) == ("a", True)
-    assert result.cost_ratio("b") == pytest.approx(1.2)
-    assert result.cost_ratio("a") == 1.0
+    assert result.behind_logs("b") == pytest.approx([math.log(1.2)] * len(result.behind_logs("b")))
+    assert set(result.behind_logs("a")) == {0.0}
+
+
+def test_what_ties_is_within_the_tolerance_of_the_best_that_the_report_shows():
+    """Also where the leader at which it left is not the best of the end."""
+    for seed in range(60):
+        truth = dict.fromkeys("abcd", 1.0)
+        result = race(list(truth), sampler(truth, 0.08, seed), is_over=after(400), tolerance=0.02, seed=seed)
+        for name, place in result.places.items():
+            behind_log = median(result.behind_logs(name))
+            assert place != "ties" or behind_log <= 0.02, (seed, name)
+            assert place != "slower" or behind_log > 0.02, (seed, name)
+
+
+def test_evidence_above_a_limit_needs_more_than_a_median_above_it():
+    rng = random.Random(3)
+    assert not is_above([rng.gauss(0.05, 0.3) for _ in range(20)], 0.03, alpha=0.05)
+    assert not is_above([rng.gauss(0.0, 0.3) for _ in range(2_000)], 0.03, alpha=0.05)
+    assert is_above([rng.gauss(0.30, 0.3) for _ in range(200)], 0.03, alpha=0.05)

@@ -2,6 +2,8 @@
 
 import itertools
 import json
+import logging
+import random
 import re
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,8 +16,9 @@ from torch import nn
 from pytest_cudagraph import GraphRunner
 from pytest_cudagraph.backends import open_backend
 from pytest_cudagraph.backends.capture_mode import is_capturing
-from pytest_cudagraph.errors import CudagraphError, ExpectationMissed, InputError
+from pytest_cudagraph.errors import CudagraphError, ExpectationMissed, InconclusiveWarning, InputError
 from pytest_cudagraph.pipeline import stages
+from pytest_cudagraph.serving import tuned_file
 from pytest_cudagraph.serving.fixtures import _lines
 from pytest_cudagraph.serving.tuning import (
     Combination,
@@ -257,7 +260,10 @@ def test_an_error_of_the_model_itself_is_raised():
 
 def story():
     def combination(size, mode, graph, place, us, reason=""):
-        measured = {"latency_ns": us * 1e3, "cost": us * 1e3 / size, "samples": 40, "memory_bytes": 2048 * graph}
+        measured = {
+            "latency_ns": us * 1e3, "cost": us * 1e3 / size, "samples": 40, "memory_bytes": 2048 * graph,
+            "behind_logs": (0.0,) * 40,
+        }  # fmt: skip
         return MeasuredCombination(
             combination=Combination(size, mode, graph), place=place, reason=reason, **(measured if place else {})
         )
@@ -272,7 +278,7 @@ def story():
     )
     return TuningReport(
         name="classifier", device=CPU, objective="throughput", tolerance=0.02, combinations=combinations,
-        best=combinations[5], is_best_decided=False, measure_ns=2.5e9,
+        best=combinations[5], is_best_decided=False, measure_ns=2.5e9, model=tuned_file.fingerprint(model()),
     )  # fmt: skip
 
 
@@ -320,7 +326,9 @@ def test_a_file_that_does_not_help_is_one_sentence(tmp_path, monkeypatch):
     with pytest.raises(InputError, match=r"tuned\.json: cannot be read \(No such file or directory\)$"):
         served(path)
     story().save(path)
-    with pytest.raises(InputError, match=r"has no entry of 'nobody' on cpu: .*; found: 'classifier' on cpu:"):
+    with pytest.raises(
+        InputError, match=r"has no entry of 'nobody' \(Sequential \w{8}\) on cpu: .*; found: 'classifier' \(Seq"
+    ):
         served(path, name="nobody")
     with pytest.raises(InputError, match=r"graphs of compiled code \(aot\) are the best for 'classifier'"):
         served(path)
@@ -344,7 +352,7 @@ def test_a_saved_best_that_another_cell_now_beats_is_an_expectation_missed(tmp_p
     # At batch 1 eager has become faster; at batch 8 the saved combination is refused now.
     combinations = [
         replace(each, cost=5_000.0, place="best") if each.combination == (1, "none", False)
-        else replace(each, place="slower") if each.combination == (1, "none", True)
+        else replace(each, place="slower", behind_logs=(0.8,) * 40) if each.combination == (1, "none", True)
         else replace(each, place=None, cost=None, reason="the compiler is gone") if each.combination == (8, "aot", True)
         else replace(each, place="best") if each.combination == (8, "none", True)
         else each
@@ -360,3 +368,99 @@ def test_a_report_without_a_best_cell_is_not_saved(tmp_path):
         CudagraphError, match="no combination of 'classifier' was measured, so there is nothing to save"
     ):
         replace(story(), combinations=()).save(tmp_path / "tuned.json")
+
+
+def with_rounds(behind_logs, place="slower"):
+    """The best of batch 1 is eager now, and the saved combination was behind it so far in the rounds of both."""
+    ratio = sorted(behind_logs)[len(behind_logs) // 2]
+    return replace(story(), combinations=tuple(
+        replace(each, place="best", cost=10_000.0) if each.combination == (1, "none", False)
+        else replace(each, place=place, cost=10_000.0 * (1 + ratio), behind_logs=tuple(behind_logs))
+        if each.combination == (1, "none", True)
+        else each
+        for each in story().combinations
+    ))  # fmt: skip
+
+
+def test_what_a_few_noisy_rounds_make_look_worse_is_a_warning_and_no_failure(tmp_path):
+    path, draw = tmp_path / "tuned.json", random.Random(1)
+    story().save(path)
+    with pytest.warns(
+        InconclusiveWarning, match=r"costs 1\.\d+x as much as .*; 12 rounds do not prove it: give a larger"
+    ):
+        with_rounds([draw.gauss(0.08, 0.3) for _ in range(12)]).expect_best(path)
+    with pytest.raises(ExpectationMissed, match="the saved best, batch 1"):
+        with_rounds([draw.gauss(0.08, 0.03) for _ in range(200)]).expect_best(path)
+
+
+def test_a_saved_result_is_of_one_model_and_another_torch_is_logged(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr("pytest_cudagraph.serving.graph_runner.describe", lambda kind: CPU)
+    path = tmp_path / "tuned.json"
+    report = story()
+    graph = replace(report, combinations=report.combinations[:2])
+    graph.save(path)
+    wider = nn.Sequential(nn.Linear(8, 16), nn.ReLU()).eval()
+    with pytest.raises(
+        InputError, match=r"no entry of 'classifier' \(Sequential \w{8}\) on cpu: .*; found: 'classifier'"
+    ):
+        GraphRunner.tuned(path, wider, torch.randn(1, 8), name="classifier", backend=open_backend("cpu"))
+    with caplog.at_level(logging.WARNING, "pytest_cudagraph.serving"):
+        served(path)
+        assert caplog.messages == []
+        replace(graph, device=replace(CPU, torch="2.1.0")).save(path)
+        served(path)
+    assert re.search(r"was tuned with Python \S+ torch 2\.1\.0; here is Python .*: tune it again$", caplog.messages[0])
+
+
+def test_another_model_of_the_same_class_keeps_its_own_entry(tmp_path):
+    path = tmp_path / "tuned.json"
+    story().save(path)
+    replace(story(), model=tuned_file.fingerprint(nn.Sequential(nn.Linear(8, 9)))).save(path)
+    assert len(json.loads(path.read_text(encoding="utf-8"))["tuned"]) == 2
+    trained = model()
+    trained[0].weight.data.add_(1.0)
+    assert tuned_file.fingerprint(trained) == story().model
+
+
+class SlowClock:
+    """A clock that only calls move."""
+
+    time_ns, resolution_ns = 0, 1.0
+
+    def now_ns(self):
+        return self.time_ns
+
+    cpu_time_ns = now_ns
+
+
+@pytest.fixture
+def slow(monkeypatch):
+    """A model whose calls take 20 ms of a clock that nothing else moves."""
+    clock = SlowClock()
+    monkeypatch.setattr(measurement, "PerfCounterClock", lambda: clock)
+    monkeypatch.setattr(measurement.time, "perf_counter_ns", clock.now_ns)
+
+    def call(x):
+        clock.time_ns += 20_000_000
+        return x + 1
+
+    return call
+
+
+def test_a_time_budget_is_kept_with_fewer_readings_of_slow_calls(slow):
+    report = tuned(slow, graph=[False], time_budget_s=1.5)
+    assert report.measure_ns <= 1.6e9
+    assert all(each.samples >= 10 for each in report.combinations)
+    assert not any("time budget" in note for note in report.notes)
+
+
+def test_a_time_budget_that_ten_rounds_exceed_is_told_before_the_first_round(slow, caplog):
+    lines = []
+    report = tuned(slow, graph=[False], time_budget_s=0.2, progress=lines.append)
+    told = (
+        "ten rounds of 2 combinations take some 0.4 s, more than the time budget of 0.2 s: tune fewer combinations, or "
+        "give it more"
+    )
+    assert lines.index(told) < lines.index("measure batch 1")
+    assert (report.notes[0], caplog.messages) == (told, [told])
+    assert report.measure_ns < 1.4e9
