@@ -110,7 +110,7 @@ def counts(
             if _has_other_kernels(batch):
                 changed.add(key)
         if not report.batches:
-            found[report.verdict.value.replace("-", " ")] += 1
+            found[report.verdict.words] += 1
     found["stale"] = len(stale(reports, saved, complete_run=complete_run))
     found.update({"new": len(new), "changed": len(changed), "no baseline yet": len(unsaved)})
     return {word: found[word] for word in COUNTED}
@@ -183,7 +183,7 @@ def _refusal(report: GraphReport, batch: BatchReport) -> str:
     judgements = [*report.judgements, *batch.judgements]
     blocking = next((judgement for judgement in judgements if _blocks(judgement)), None)
     if blocking is not None:
-        words = blocking.verdict.value.replace("-", " ")
+        words = blocking.verdict.words
         reason = blocking.reason if words in blocking.reason else f"{words}: {blocking.reason}"
         unjudged = blocking.gate == "speedup" and blocking.verdict is Verdict.NOT_JUDGED
         return f"{reason}; to save it: {report.update_option}" if unjudged else reason

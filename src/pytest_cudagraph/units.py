@@ -80,7 +80,9 @@ def first_of(names: Sequence[str], most: int) -> str:
 
 
 def plural(count: int, noun: str) -> str:
-    """``1 kernel``, ``2 kernels``, ``3 batches``: regular English nouns only."""
+    """``1 kernel``, ``2 kernels``, ``3 batches``, ``4 entries``: regular English nouns only."""
     if count == 1:
         return f"1 {noun}"
+    if noun.endswith("ry"):
+        return f"{count} {noun[:-1]}ies"
     return f"{count} {noun}es" if noun.endswith(("s", "ch", "x")) else f"{count} {noun}s"

@@ -157,8 +157,8 @@ def _table(revision: str, compared: Sequence[tuple[GraphReport, BatchReport, Bas
 
 
 def _row(report: GraphReport, batch: BatchReport, base: BaseComparison) -> tuple[str, ...]:
-    judgement = next((each for each in batch.judgements if each.gate == "base"), None)
-    verdict = judgement.verdict.value.replace("-", " ") if judgement else "-"
+    judgement = batch.judged_by("base")
+    verdict = judgement.verdict.words if judgement else "-"
     if base.change is None:
         return (report.name, str(batch.batch_size), *"-----", verdict)
     before_ns, after_ns = _levels_ns(base)

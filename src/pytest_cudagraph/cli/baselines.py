@@ -11,7 +11,7 @@ from pytest_cudagraph.baseline import AnyPath
 from pytest_cudagraph.cli.output import CommandOutput, content_of, entries_of
 from pytest_cudagraph.errors import CudagraphError
 from pytest_cudagraph.report import Column
-from pytest_cudagraph.units import NS_PER_S, factor_text, latency_text
+from pytest_cudagraph.units import NS_PER_S, factor_text, latency_text, plural
 from pytest_cudagraph.values import SavedBatch
 
 _FOLDER = Path(".cudagraph")
@@ -138,7 +138,7 @@ def _merge(arguments: argparse.Namespace) -> CommandOutput:
         own = [each for each in found if baseline.slug(each[0].device) == path.stem]
         _, commit_info = max(own, key=lambda each: each[0].saved_at)
         count, replaced = store.merge([entry for entry, _ in own], commit_info=commit_info)
-        lines.append(f"wrote {path}: {count} {'entry' if count == 1 else 'entries'}")
+        lines.append(f"wrote {path}: {plural(count, 'entry')}")
         lines += [f"  {name}, batch {size}: only the newest, {_NOT_JOINED}" for name, size in replaced]
     return CommandOutput(lines=lines or ["merged nothing: no folder holds a baseline"])
 

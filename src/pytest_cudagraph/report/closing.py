@@ -45,7 +45,7 @@ def closing(
     lines += _listed("accepted", [f"{name}, batch {size}: {text}" for name, size, text in replaced], most=_ACCEPTED)
     if wrote is not None:
         count, path = wrote
-        lines.append(f"wrote {count} {'entry' if count == 1 else 'entries'} to {path}")
+        lines.append(f"wrote {plural(count, 'entry')} to {path}")
     return lines
 
 
@@ -70,7 +70,7 @@ def _faster(reports: Sequence[GraphReport]) -> Iterator[str]:
     """Gains, to be saved: the gate protects only what is saved."""
     for report in reports:
         for batch in report.batches:
-            judgement = next((each for each in batch.judgements if each.gate == "baseline"), None)
+            judgement = batch.judged_by("baseline")
             if batch.comparison == "faster" and batch.verdict is Verdict.PASSED and judgement:
                 yield f"{report.name}, batch {batch.batch_size}: {judgement.reason}; {judgement.remedy}"
 

@@ -42,7 +42,7 @@ def _speedup_line(report: GraphReport) -> str:
     least: dict[int, float] = {}
     accepted: list[float] = []
     for batch in report.batches:
-        judgement = _judgement(batch)
+        judgement = batch.judged_by("speedup")
         accept = judgement.accept if judgement else None
         if judgement is not None and judgement.verdict is Verdict.FAILED and accept is None:
             return ""
@@ -107,18 +107,14 @@ def _least_speedup(timing: Timing) -> float:
 
 def _why_not(report: GraphReport) -> str:
     if report.verdict in UNTIMED or not report.batches:
-        return f"nothing, for it is {report.verdict.value.replace('-', ' ')}"
+        return f"nothing, for it is {report.verdict.words}"
     for batch in report.batches:
-        judgement = _judgement(batch)
+        judgement = batch.judged_by("speedup")
         if judgement is None or batch.timing is None:
             return "nothing, for it was not measured"
         if judgement.verdict is Verdict.NOT_JUDGED:
             return f"nothing, for {judgement.reason}"
     return _unproven(report)
-
-
-def _judgement(batch: BatchReport) -> Judgement | None:
-    return next((each for each in batch.judgements if each.gate == "speedup"), None)
 
 
 def _unproven(report: GraphReport) -> str:
@@ -132,7 +128,7 @@ def _unproven(report: GraphReport) -> str:
 
 
 def _no_evidence(batch: BatchReport) -> str:
-    timing, judgement = batch.timing, _judgement(batch)
+    timing, judgement = batch.timing, batch.judged_by("speedup")
     if timing is None or judgement is None:
         return ""
     if timing.speedup.low <= 0:

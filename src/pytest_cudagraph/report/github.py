@@ -58,7 +58,7 @@ def _parts(reports: Sequence[GraphReport], closing: Sequence[str], left_out: str
 
 
 def _failure(report: GraphReport) -> str:
-    title = f"<summary>{_code(report.name)}: {report.verdict.value.replace('-', ' ')}</summary>"
+    title = f"<summary>{_code(report.name)}: {report.verdict.words}</summary>"
     return "\n\n".join([f"<details open>{title}", *_text([_cut(failure_text(report))]), "</details>"])
 
 

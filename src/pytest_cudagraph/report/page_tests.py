@@ -121,7 +121,7 @@ def page_tests(reports: Sequence[GraphReport], *, folded: bool) -> list[dict[str
 
 
 def _test(number: int, report: GraphReport) -> dict[str, Any]:
-    batches, word = report.batches, report.verdict.value.replace("-", " ")
+    batches, word = report.batches, report.verdict.words
     sessions = [_sessions(report, batch, batch.baseline) for batch in batches if isinstance(batch.baseline, SavedBatch)]
     return {
         "number": number,
@@ -155,7 +155,7 @@ def _told(judgements: Iterable[Judgement]) -> list[Judgement]:
 
 
 def _judged(where: str, judgement: Judgement) -> dict[str, Any]:
-    verdict = judgement.verdict.value.replace("-", " ")
+    verdict = judgement.verdict.words
     return {
         "kind": kind_of(verdict),
         "title": f"{judgement.gate}{where}: {verdict}.",

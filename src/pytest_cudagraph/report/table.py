@@ -117,7 +117,7 @@ def rows_of(report: GraphReport, added: Sequence[ReportColumn] = ()) -> list[Row
     if report.batches:
         return [_row(report, batch, added) for batch in report.batches]
     worst = next((judgement for judgement in report.judgements if judgement.verdict is report.verdict), None)
-    word = report.verdict.value.replace("-", " ")
+    word = report.verdict.words
     note, cells = worst.reason if worst else "", ("-",) * len(added)
     return [Row(test=report.name, batch_size=None, word=word, note=note, added=cells)]
 
@@ -134,16 +134,8 @@ def _row(report: GraphReport, batch: BatchReport, added: Sequence[ReportColumn])
         speedup=timing.speedup if timing else batch.speedup,
         min_speedup=batch.min_speedup,
         note=_note(batch),
-        added=tuple(_added_cell(column, report, batch) for column in added),
+        added=tuple(column.cell(report, batch) for column in added),
     )
-
-
-def _added_cell(column: ReportColumn, report: GraphReport, batch: BatchReport) -> str:
-    try:
-        return str(column.cell(report, batch))
-    # The code of another plugin may raise anything. The table is still shown.
-    except Exception as error:
-        return f"<{type(error).__name__}>"
 
 
 def _note(batch: BatchReport) -> str:
@@ -152,7 +144,8 @@ def _note(batch: BatchReport) -> str:
     saved, now = batch.baseline, batch.receipt
     if not isinstance(saved, SavedBatch) or now is None or saved.kernels == now.kernels:
         return ""
-    return next((judgement.reason for judgement in batch.judgements if judgement.gate == "structure"), "")
+    structure = batch.judged_by("structure")
+    return structure.reason if structure else ""
 
 
 def render(rows: Sequence[Row], added: Sequence[ReportColumn] = ()) -> list[str]:

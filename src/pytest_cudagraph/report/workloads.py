@@ -130,7 +130,7 @@ def _of_report(whole: WorkloadCell, report: GraphReport) -> Iterator[WorkloadCel
             yield replace(of_graph, reason=reason or "nothing was timed")
     if not report.batches:
         reasons = [each.reason for each in report.judgements if each.verdict is report.verdict]
-        yield replace(graph, reason=": ".join([report.verdict.value.replace("-", " "), *reasons[:1]]))
+        yield replace(graph, reason=": ".join([report.verdict.words, *reasons[:1]]))
 
 
 def _is_judged(batch: BatchReport) -> bool:

@@ -141,6 +141,11 @@ class Verdict(str, Enum):
         return list(Verdict).index(self)
 
     @property
+    def words(self) -> str:
+        """``not captured``."""
+        return self.value.replace("-", " ")
+
+    @property
     def fails(self) -> bool:
         """Whether a test with this verdict fails without strict mode."""
         return self in (Verdict.FAILED, Verdict.WRONG, Verdict.NOT_CAPTURED)

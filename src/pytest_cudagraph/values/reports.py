@@ -68,6 +68,10 @@ class BatchReport:
         """The first judgement that carries the verdict."""
         return next((j for j in self.judgements if j.verdict is self.verdict), None)
 
+    def judged_by(self, gate: str) -> Judgement | None:
+        """The judgement of one gate."""
+        return next((judgement for judgement in self.judgements if judgement.gate == gate), None)
+
     @property
     def word(self) -> str:
         """The verdict in tables and counts. From the baseline gate also ``slower`` or ``no baseline yet``."""
@@ -76,7 +80,7 @@ class BatchReport:
                 return "slower"
             if self.verdict is Verdict.NOT_JUDGED and self.comparison == "new":
                 return "no baseline yet"
-        return self.verdict.value.replace("-", " ")
+        return self.verdict.words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
