@@ -1,6 +1,6 @@
 """The texts and documents of a run. Pure: returns lines and dicts, prints and writes nothing."""
 
-from pytest_cudagraph.report.closing import closing
+from pytest_cudagraph.report.closing import closing, strict_text
 from pytest_cudagraph.report.codec import from_plain, report_to_plain, seconds, to_plain
 from pytest_cudagraph.report.columns import Column, grid, scenario_tables, text_of
 from pytest_cudagraph.report.document import Run, document, json_text, run_of_document

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+from pytest_cudagraph.baseline import Key
 from pytest_cudagraph.report.columns import MAX_WIDTH, wrapped
 from pytest_cudagraph.units import factor_text, plural
 from pytest_cudagraph.values import Agreement, GraphReport, Verdict
@@ -126,3 +128,22 @@ def _limits(agreement: Agreement) -> tuple[str, ...]:
 def _listed(kind: str, items: Sequence[str], most: int = _LISTED) -> list[str]:
     lines = [line for item in items[:most] for line in wrapped(f"{kind}: {item}", MAX_WIDTH, names=True)]
     return [*lines, f"{kind}: ... and {len(items) - most} more"] if len(items) > most else lines
+
+
+def strict_text(stale: Sequence[Key], saved: Iterable[Key], file: str) -> str:
+    """Why a strict run fails, and the commands that remove what is stale in a file."""
+    sizes: dict[str, list[int]] = {}
+    for name, batch_size in stale:
+        sizes.setdefault(name, []).append(batch_size)
+    # Sizes that a test still covers stay: a name alone would remove them as well.
+    live = {name for name, _ in set(saved) - set(stale)}
+    names_of: dict[tuple[int, ...], list[str]] = {}
+    for name in list(sizes)[:_LISTED]:
+        names_of.setdefault(tuple(sizes[name]) if name in live else (), []).append(name)
+    commands = []
+    for batch_sizes, names in names_of.items():
+        only = f" --batch-size {' '.join(map(str, batch_sizes))}" if batch_sizes else ""
+        commands.append(f"pytest-cudagraph baseline prune {shlex.quote(file)} --name {shlex.join(names)}{only}")
+    first = f" (the first {_LISTED} of {len(sizes)} tests)" if len(sizes) > _LISTED else ""
+    prune = " && ".join(commands)
+    return f"strict: {len(stale)} stale in {file}; where no test is meant to cover them{first}: {prune}"
