@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import distributed as dist
 from torch import nn
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 MARK = "# HERE"
 WRONG = "wrong"
@@ -132,3 +134,13 @@ def is_capturing():
         return torch.cuda.is_current_stream_capturing()
     except RuntimeError:
         return False
+
+
+@contextmanager
+def two_ranks():
+    """A process group of which this process is one rank. The other one is not there."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()

@@ -8,9 +8,12 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from tests.conformance.cases import Base, clean, is_capturing
+from tests.conformance.cases import Base, clean, is_capturing, two_ranks
+from torch import distributed as dist
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+
+from pytest_cudagraph import GraphRunner
 
 
 @clean()
@@ -617,3 +620,46 @@ class OddAttributes(Base):
 
     def forward(self, x):
         return self.linear(x)
+
+
+@clean(around=two_ranks)
+class AsksForItsRank(Base):
+    """One of two ranks, but no collective: as a loss that only rank 0 logs, or a shard of the weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
+
+    def forward(self, x):
+        rows = self.linear(x).tensor_split(self.ranks, dim=1)[self.rank]
+        return rows if dist.get_rank() == 0 else rows * 2
+
+
+@clean(around=two_ranks)
+class CollectiveInTrainingOnly(Base):
+    """As batch normalisation over ranks, which in evaluation uses what it has saved."""
+
+    def forward(self, x):
+        y = self.linear(x)
+        if self.training:
+            dist.all_reduce(y)
+        return y
+
+
+@clean()
+class HoldsAGraphForLater(Base):
+    """A server's model that keeps a runner beside its eager code."""
+
+    def __init__(self):
+        super().__init__()
+        x = torch.randn(4, 4)
+        self.runner = GraphRunner(nn.Linear(4, 4).eval(), x, batch_sizes=(4,), device=x.device.type)
+
+    def forward(self, x):
+        return self.linear(x) * 2
+
+
+@clean()
+class UsesItsGraphForOneRowOnly(HoldsAGraphForLater):
+    def forward(self, x):
+        return self.runner(x) if x.shape[0] == 1 else self.linear(x) * 2

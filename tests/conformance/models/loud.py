@@ -9,11 +9,10 @@ from unittest import mock
 import numpy as np
 import torch
 import torch.nn.functional as F
-from tests.conformance.cases import WRONG, Base, hazard
+from tests.conformance.cases import WRONG, Base, hazard, two_ranks
 from torch import distributed as dist
 from torch import nn
 from torch.distributed import _functional_collectives as functional_collectives
-from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.checkpoint import checkpoint
 
 from pytest_cudagraph import GraphRunner
@@ -469,16 +468,6 @@ class NumberSentToDevice(Base):
 class NumberSentToTensor(Base):
     def forward(self, x):
         return x * torch.tensor(2.0).to(x)  # HERE
-
-
-@contextlib.contextmanager
-def two_ranks():
-    """A process group of which this process is one rank. The other one is not there."""
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
 
 
 collective = {"audit": "collective", "capture": "collective", "around": two_ranks}
