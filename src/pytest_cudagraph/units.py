@@ -73,10 +73,10 @@ def to_ns(seconds: float) -> float:
     return float(seconds) * NS_PER_S
 
 
-def first_of(names: Sequence[str], most: int) -> str:
+def first_of(names: Sequence[str], most: int, between: str = ", ") -> str:
     """``a, b and 3 more``: the first ``most`` names, and how many there are beside them."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
+    return between.join(names[:most]) + more
 
 
 def plural(count: int, noun: str) -> str:

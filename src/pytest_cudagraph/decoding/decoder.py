@@ -11,6 +11,7 @@ from pytest_cudagraph import state
 from pytest_cudagraph.backends.buffers import describe
 from pytest_cudagraph.errors import InputError
 from pytest_cudagraph.protocols import Backend
+from pytest_cudagraph.units import first_of
 
 _METHODS = ("__call__", "reset", "rewind")
 
@@ -135,9 +136,9 @@ def _check_in_place(before: dict[str, int], decoder: Any, what: str) -> None:
     now = _addresses(decoder)
     moved = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
     if moved:
-        more = f" and {len(moved) - 1} more" if len(moved) > 1 else ""
         raise InputError(
-            f"a decoder works in place, because graphs read its cache by address; {what} replaced {moved[0]}{more}: "
+            "a decoder works in place, because graphs read its cache by address; "
+            f"{what} replaced {first_of(moved, 1)}: "
             "write into the same tensors (zero_(), index_copy_(), sub_())"
         )
 

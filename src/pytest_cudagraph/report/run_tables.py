@@ -10,7 +10,7 @@ from pytest_cudagraph.report.codec import to_plain
 from pytest_cudagraph.report.columns import joined, scenario_tables, text_of
 from pytest_cudagraph.report.document import without_secrets
 from pytest_cudagraph.report.workloads import Ranks, WorkloadCell, WorkloadTest, cells_of, change, ranks
-from pytest_cudagraph.units import factor_text, latency_text, span_text
+from pytest_cudagraph.units import factor_text, first_of, latency_text, span_text
 from pytest_cudagraph.values import Addition, Agreement, Column, GraphReport, Judgement, Table, Verdict
 
 _BYTES_OF_MIB = 1 << 20
@@ -159,9 +159,7 @@ def _page_table(title: str, titles: str, rows: Iterable[Sequence[str]], *, folde
 
 def named(names: Iterable[str]) -> str:
     """A test per line, and how many there are beside them."""
-    names = list(dict.fromkeys(names))
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return "\n".join(names[:NAMED]) + more
+    return first_of(list(dict.fromkeys(names)), NAMED, "\n")
 
 
 def _not_judged(reports: Iterable[GraphReport]) -> Table:
