@@ -56,6 +56,12 @@ class Counting:
             os.kill(os.getpid(), signal.SIGSEGV)
         if self.fault == "leaves":
             os._exit(7)
+        if len(prompts) > 2 and self.fault == "no room":
+            yield {4: RuntimeError("no room")}
+            prompts = prompts[:4]
+        if len(prompts) > 2 and self.fault == "dies of many":
+            yield {row: [1] for row in range(len(prompts))}
+            raise MemoryError("too many")
         self.steps += count - 1
         count -= self.fault == "a token less"
         shift = self.fault == "other tokens"

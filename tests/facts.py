@@ -191,7 +191,7 @@ def modes(**rest) -> EngineModes:
         itl_medians_ns=(59e3, 60e3, 60e3, 60e3, 61e3), receipt=GenerationReceipt(steps=93, replays=93),
     )  # fmt: skip
     facts = {
-        "engine": "counting", "batch_size": 2, "output_length": 32, "eager": eager, "graphs": graphs,
+        "engine": "counting", "batch_size": 2, "output_length": 32, "rounds": 2, "eager": eager, "graphs": graphs,
         "tokens": ModeTokens(rows=2, differing_rows=0), "speedup": Interval(estimate=2.0, low=1.93, high=2.08),
     }  # fmt: skip
     return EngineModes(**facts | rest)

@@ -18,7 +18,7 @@ import pytest
 PROMPTS = [[1, 2], [3, 4]]
 
 def test_counts(engine_modes):
-    found = engine_modes(CountingEngine(), prompts=PROMPTS, output_length=6, min_speedup=0.001)
+    found = engine_modes(CountingEngine(), prompts=PROMPTS, output_length=6, min_speedup=0.001, requests=7)
     assert found is None or found.tokens.rows == 2
     with pytest.raises(InputError, match="output_lengths takes distinct whole numbers of tokens of at least 2"):
         engine_modes(CountingEngine(), prompts=PROMPTS, output_length=1, name="short")
@@ -32,9 +32,9 @@ FAULTS = """
 import pytest
 from engines import CountingEngine
 
-@pytest.mark.parametrize("fault", ["raises in load", "raises in generate", "other tokens", "eager steps"])
+@pytest.mark.parametrize("fault", ["raises in load", "raises in generate", "other tokens", "eager steps", "no room"])
 def test_fault(engine_modes, fault):
-    engine_modes(CountingEngine(fault), prompts=[[1, 2], [3, 4]], output_length=6, generations=1)
+    engine_modes(CountingEngine(fault), prompts=[[1, 2], [3, 4]], output_length=6, generations=1, requests=5)
 """
 
 
@@ -52,11 +52,11 @@ def test_both_modes_are_compared_shown_and_never_saved(engines):
         [
             "*counts[[]modes] * 2 * 0.00x *passed",
             "*falls_back[[]modes] * 2 * not judged",
-            "engine modes * mode *load * capture * host * device *TTFT * ITL * tokens/s * replays",
-            "*counts[[]modes] * eager * 0/25",
-            "*counts[[]modes] * graphs * 5 ms * 25/25",
-            "*back[[]modes] * eager * 0/6",
-            "*back[[]modes] * graphs * failed",
+            "engine modes * mode *load * capture * host * device *TTFT * ITL * tokens/s * replays * errors",
+            "*nts[[]modes] * eager * 0/50 * 0/14",
+            "*nts[[]modes] * graphs * 5 ms * 50/50 * 0/14",
+            "*ack[[]modes] * eager * 0/6 * -",
+            "*ack[[]modes] * graphs * failed * -",
             "note: *falls_back[[]modes]: fell back to eager: with graphs the engine does not*",
         ]
     )
@@ -67,7 +67,7 @@ def test_both_modes_are_compared_shown_and_never_saved(engines):
     assert modes["tokens"] is None
     assert modes["graphs"]["failure"]["error"].startswith("RuntimeError: capture failed:")
     assert modes["graphs"]["failure"]["output"] == ["loading {}"]
-    assert found[0]["batches"][0]["scenario"]["result"]["graphs"]["receipt"]["replays"] == 25
+    assert found[0]["batches"][0]["scenario"]["result"]["graphs"]["receipt"]["replays"] == 50
 
 
 CONTINUOUS = """
@@ -97,7 +97,7 @@ def test_transformers_continuous_batching_falls_back_on_a_cpu_and_its_own_words_
 def test_without_the_flag_only_the_eager_mode_runs_and_nothing_is_judged(engines):
     engines.pytester.makepyfile(test_user=GOOD, test_faults=FAULTS)
     result = engines.run()
-    result.assert_outcomes(passed=6)
+    result.assert_outcomes(passed=7)
     result.stdout.no_fnmatch_line("*engine modes*")
 
 
@@ -111,6 +111,6 @@ def test_a_process_of_a_comparison_of_revisions_starts_no_engine(engines):
 def test_a_faulty_engine_fails_with_the_gate_that_found_it(engines, golden):
     engines.pytester.makepyfile(test_user=FAULTS)
     result = engines.measure()
-    result.assert_outcomes(failed=4)
+    result.assert_outcomes(failed=5)
     assert "src/pytest_cudagraph" not in result.stdout.str()
     golden("plugin/engine-modes-faults.txt", failure_of(result))

@@ -55,6 +55,7 @@ FAILURES: dict[str, type[GraphTestFailure]] = {
     "validity": InvalidOutput,
     "overhead": TooMuchOverhead,
     "engine": EngineFailed,
+    "errors": EngineFailed,
     "fallback": FellBackToEager,
 }
 """By the name of the gate. The public names of the classes are in the package itself."""

@@ -11,24 +11,23 @@ import torch
 
 from pytest_cudagraph.decoding.errors import EngineFailed
 from pytest_cudagraph.decoding.modes.engines import Engine, LoadRequest
-from pytest_cudagraph.decoding.modes.mode_run import ModeRequest, ModeRun, RowStamps, run_mode
-from pytest_cudagraph.decoding.modes.results import (
+from pytest_cudagraph.decoding.modes.gates import (
     FELL_BACK,
-    EngineMode,
-    EngineModes,
-    ModeTokens,
     falls_back,
     judge_engine,
+    judge_errors,
     judge_fallback,
     judge_mode_speed,
     judge_mode_tokens,
 )
+from pytest_cudagraph.decoding.modes.mode_run import ModeRequest, ModeRun, RowStamps, joined, run_mode
+from pytest_cudagraph.decoding.modes.results import EngineMode, EngineModes, ModeTokens
 from pytest_cudagraph.decoding.prompts import GenerationSettings
 from pytest_cudagraph.decoding.times import Stamps, summary
 from pytest_cudagraph.errors import InputError
 from pytest_cudagraph.foreign import value_text
 from pytest_cudagraph.session.scenario_run import ScenarioContext
-from pytest_cudagraph.settings.parsing import flag, seconds, whole_number
+from pytest_cudagraph.settings.parsing import flag, fraction, seconds, whole_number
 from pytest_cudagraph.stats import summaries
 from pytest_cudagraph.values import BatchReport, Interval, Judgement
 
@@ -45,6 +44,9 @@ class ModesRequest:
     allow_piecewise: bool
     max_differing_rows: int
     generations: int
+    rounds: int
+    requests: int
+    max_error_rate: float
     timeout_s: float
 
     def __post_init__(self) -> None:
@@ -69,6 +71,9 @@ _PARSERS: dict[str, Callable[[Any], Any]] = {
     "allow_piecewise": flag,
     "max_differing_rows": whole_number,
     "generations": functools.partial(whole_number, least=1),
+    "rounds": functools.partial(whole_number, least=1),
+    "requests": whole_number,
+    "max_error_rate": fraction(),
     "timeout_s": seconds,
 }
 
@@ -109,19 +114,26 @@ class ModesRun:
         request, size = self.request, self.scene.case.batch_sizes[0]
         if self.scene.device_context.device.kind == "cuda":
             torch.cuda.empty_cache()  # what earlier tests left there would be missing to the engine
-        eager = self._run("eager", request.generations)
-        _check_eager(eager.mode)
-        failed = eager.mode.failure is not None
-        graphs = ModeRun(mode=EngineMode()) if failed else self._run("graphs", request.generations)
-        found = EngineModes(
-            engine=request.engine.name, batch_size=size, output_length=self._count,
-            eager=eager.mode, graphs=graphs.mode, tokens=_compared(eager, graphs),
-        )  # fmt: skip
-        exact = self._exact(found)
-        report = BatchReport(
-            batch_size=size, judgements=exact, min_speedup=self.scene.case.min_speedup[size], scenario=found
-        )
-        return report if report.verdict.fails else self._timed(report, found, eager, graphs)
+        eagers, graphs = list[ModeRun](), list[ModeRun]()
+        # What is not judged needs no second process.
+        rounds = 1 if self.scene.device_context.why_not_judged else request.rounds
+        for _ in range(rounds):
+            eagers.append(self._run("eager", request.generations))
+            _check_eager(eagers[-1].mode)
+            if eagers[-1].mode.failure is None:
+                graphs.append(self._run("graphs", request.generations))
+            eager, graph = joined(eagers), joined(graphs)
+            found = EngineModes(
+                engine=request.engine.name, batch_size=size, output_length=self._count, rounds=len(eagers),
+                eager=eager.mode, graphs=graph.mode, tokens=_compared(eager, graph),
+            )  # fmt: skip
+            report = BatchReport(
+                batch_size=size, judgements=self._exact(found), min_speedup=self.scene.case.min_speedup[size],
+                scenario=found,
+            )  # fmt: skip
+            if report.verdict.fails or graph.mode.failure is not None:
+                break
+        return report if report.verdict.fails else self._timed(report, found, eager, graph)
 
     @property
     def _count(self) -> int:
@@ -138,7 +150,7 @@ class ModesRun:
         )
         mode_request = ModeRequest(
             engine=request.engine, load=load, arguments=dict(getattr(request, mode)), prompts=request.prompts,
-            count=self._count, generations=generations,
+            count=self._count, generations=generations, requests=request.requests if generations else 0,
         )  # fmt: skip
         return run_mode(mode_request, request.timeout_s)
 
@@ -150,11 +162,12 @@ class ModesRun:
         used = judge_fallback(found, **allow)
         if found.tokens is None:
             return (ran, used)
-        return (ran, used, judge_mode_tokens(found.tokens, self.request.max_differing_rows))
+        judgements = (ran, used, judge_mode_tokens(found.tokens, self.request.max_differing_rows))
+        return (*judgements, judge_errors(found, self.request.max_error_rate)) if self.request.requests else judgements
 
     def _timed(self, report: BatchReport, found: EngineModes, eager: ModeRun, graphs: ModeRun) -> BatchReport:
         found = replace(found, eager=_with_times(eager), graphs=_with_times(graphs))
-        found = replace(found, speedup=_speedup(found.eager.itl_medians_ns, found.graphs.itl_medians_ns))
+        found = replace(found, speedup=_speedup(found.eager, found.graphs))
         why_not = self.scene.device_context.why_not_judged
         speed = judge_mode_speed(found, self.scene.case.min_speedup[report.batch_size], why_not)
         return replace(report, judgements=(*report.judgements, speed), scenario=found, speedup=found.speedup)
@@ -224,12 +237,16 @@ def _time_per_token_ns(generation: Sequence[RowStamps]) -> float:
     return (last.stamps_ns[-1] - last.start_ns) / sum(len(row.tokens) for row in generation)
 
 
-def _speedup(eager_ns: Sequence[float], graphs_ns: Sequence[float]) -> Interval | None:
-    """None unless both modes were timed. Several tokens at once can make a median 0."""
+def _speedup(eager: EngineMode, graphs: EngineMode) -> Interval | None:
+    """None unless both modes were timed. Several tokens at once can make a median 0.
+
+    A mode that waited for a core took at most that share less without other work.
+    """
+    eager_ns, graphs_ns = eager.itl_medians_ns, graphs.itl_medians_ns
     if not eager_ns or not graphs_ns or min(*eager_ns, *graphs_ns) <= 0:
         return None
     return Interval(
         estimate=summaries.median(eager_ns) / summaries.median(graphs_ns),
-        low=min(eager_ns) / max(graphs_ns),
-        high=max(eager_ns) / min(graphs_ns),
+        low=min(eager_ns) / max(graphs_ns) * (1 - (eager.waited_ratio or 0.0)),
+        high=max(eager_ns) / min(graphs_ns) / (1 - (graphs.waited_ratio or 0.0)),
     )

@@ -78,7 +78,7 @@ class ContinuousBatching:
             return "the eager mode"
         return "transformers turned its graphs off" if self._capture_ns is None else "captured in this step"
 
-    def generate(self, prompts: Sequence[Sequence[int]], count: int) -> Iterator[dict[int, list[int]]]:
+    def generate(self, prompts: Sequence[Sequence[int]], count: int) -> Iterator[dict[int, list[int] | Exception]]:
         """The tokens of each row as they come. All prompts are in the queue before the first step."""
         self._generations += 1
         rows = {f"{self._generations}-{row}": row for row in range(len(prompts))}
@@ -93,12 +93,11 @@ class ContinuousBatching:
             if output is None:
                 self._check_alive()
                 continue
-            if output.error is not None:
-                raise RuntimeError(output.error)
             name, tokens = output.request_id, output.generated_tokens
-            yield {rows[name]: list(tokens[lengths[name] :])}
+            failed = output.error is not None
+            yield {rows[name]: RuntimeError(output.error) if failed else list(tokens[lengths[name] :])}
             lengths[name] = len(tokens)
-            if output.is_finished():
+            if failed or output.is_finished():
                 del rows[name]
 
     def _check_alive(self) -> None:

@@ -37,11 +37,13 @@ class EngineFacts:
 class LoadedEngine(Protocol):
     """One mode, ready to generate."""
 
-    def generate(self, prompts: Sequence[Sequence[int]], count: int) -> Iterable[Mapping[int, Sequence[int]]]:
+    def generate(
+        self, prompts: Sequence[Sequence[int]], count: int
+    ) -> Iterable[Mapping[int, Sequence[int] | Exception]]:
         """Generate ``count`` tokens greedily for each prompt (token ids).
 
         Yield the new tokens by row as soon as they are on the host: that is when they are timed. A row that gets no
-        token in a step may be left out.
+        token in a step may be left out. An exception says that the request of the row has failed.
         """
         ...
 

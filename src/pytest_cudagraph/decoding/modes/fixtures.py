@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _TIMEOUT_S = 600.0
 _GENERATIONS = 5
+_ROUNDS = 2
 
 
 class CompareModes:
@@ -39,13 +40,17 @@ class CompareModes:
         max_differing_rows: int = 0,
         min_speedup: float | None = None,
         generations: int = _GENERATIONS,
+        rounds: int = _ROUNDS,
+        requests: int = 0,
+        max_error_rate: float = 0.0,
         timeout_s: float = _TIMEOUT_S,
         name: str | None = None,
     ) -> EngineModes | None:
-        """Run ``engine`` eagerly and with graphs, each in a process of its own, one after the other.
+        """Run ``engine`` eagerly and with graphs, each in ``rounds`` processes of its own, in turn.
 
         ``prompts`` are token ids (rows, n). Each row gets ``output_length`` tokens, greedily. ``eager`` and ``graphs``
-        are further arguments of the mode's load. A mode that takes longer than ``timeout_s`` is killed. Without
+        are further arguments of the mode's load. ``requests`` are sent at once at the end of each process, and those
+        that fail are counted. A process that takes longer than ``timeout_s`` is killed. Without
         ``--cudagraph`` the eager mode generates once, and the result is None.
 
         Raises :class:`~pytest_cudagraph.EngineFailed`, :class:`~pytest_cudagraph.FellBackToEager`,
@@ -62,7 +67,7 @@ class CompareModes:
             engine=engine, prompts=token_ids(prompts), eager={} if eager is None else eager,
             graphs={} if graphs is None else graphs, allow_fallback=allow_fallback,
             allow_piecewise=allow_piecewise, max_differing_rows=max_differing_rows, generations=generations,
-            timeout_s=timeout_s,
+            rounds=rounds, requests=requests, max_error_rate=max_error_rate, timeout_s=timeout_s,
         )  # fmt: skip
         options = {"output_lengths": None if output_length is None else [output_length]}
         call = CallSettings(

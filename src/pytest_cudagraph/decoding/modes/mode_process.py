@@ -58,10 +58,14 @@ class ModeProcess:
         self._enter("generate")
         first = generate(engine, request)  # untimed: what it captures and compiles is no fallback
         told_before = engine.facts().receipt
+        before_ns = scheduled_ns()
         for _ in range(request.generations):
             self.result["generations"].append(generate(engine, request))
+        self.result["waited_ratio"] = waited_ratio(before_ns, scheduled_ns())
         counted = sum(found["decode_steps"] for found in (first, *self.result["generations"]))
         self._tell(engine, told_before, counted, before)
+        if request.requests:
+            self.result["errors"] = request_errors(engine, request)
         self._enter("close")
         engine.close()
 
@@ -127,6 +131,8 @@ def generate(engine: LoadedEngine, request: ModeRequest) -> dict[str, Any]:
     for step in engine.generate(request.prompts, request.count):
         now_ns = time.perf_counter_ns()
         for row, new in step.items():
+            if isinstance(new, Exception):
+                raise new
             tokens.setdefault(int(row), []).extend(_whole(token, row) for token in new)
             stamps_ns.setdefault(int(row), []).extend([now_ns] * len(new))
             steps[int(row)] = steps.get(int(row), 0) + bool(len(new))
@@ -138,6 +144,48 @@ def generate(engine: LoadedEngine, request: ModeRequest) -> dict[str, Any]:
         "tokens": [tokens[row] for row in rows],
         "stamps_ns": [stamps_ns[row] for row in rows],
     }
+
+
+def request_errors(engine: LoadedEngine, request: ModeRequest) -> dict[int, str]:
+    """Send many requests at once, the prompts in turn. Those without all of their tokens, and why."""
+    many = [request.prompts[number % len(request.prompts)] for number in range(request.requests)]
+    counts, errors = dict.fromkeys(range(len(many)), 0), dict[int, str]()
+    try:
+        for step in engine.generate(many, request.count):
+            for row, new in step.items():
+                if isinstance(new, Exception):
+                    errors[int(row)] = f"{type(new).__name__}: {message_of(new)}"
+                else:
+                    counts[int(row)] += len(new)
+    except InputError:
+        raise
+    except Exception as error:
+        ended = f"{type(error).__name__}: {message_of(error)}"
+    else:
+        ended = ""
+    for row, count in counts.items():
+        if count != request.count:
+            errors.setdefault(row, ended or f"{count} of {plural(request.count, 'token')}")
+    return errors
+
+
+def scheduled_ns() -> tuple[int, int] | None:
+    """How long the threads of this process and of its children ran, and waited for a core. None where nobody tells."""
+    ran_ns = waited_ns = 0
+    for process in _family(psutil.Process()):
+        for file in Path(f"/proc/{process.pid}/task").glob("*/schedstat"):
+            with contextlib.suppress(OSError, ValueError):
+                ran, waited, _ = map(int, file.read_text(encoding="ascii").split())
+                ran_ns, waited_ns = ran_ns + ran, waited_ns + waited
+    return (ran_ns, waited_ns) if ran_ns else None
+
+
+def waited_ratio(before: tuple[int, int] | None, after: tuple[int, int] | None) -> float | None:
+    """The share of their time that threads waited for a core. A thread that has ended since is left out."""
+    if before is None or after is None:
+        return None
+    ran_ns, waited_ns = (max(new - old, 0) for old, new in zip(before, after, strict=True))
+    return waited_ns / (ran_ns + waited_ns) if ran_ns else None
 
 
 def _whole(token: Any, row: Any) -> int:

@@ -13,15 +13,16 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FunctionType
-from typing import Any
+from typing import Any, TypeVar
 
 from pytest_cudagraph.child_process import last_lines, run_child, shown_line
 from pytest_cudagraph.decoding.modes.engines import Engine, LoadRequest
-from pytest_cudagraph.decoding.modes.results import EngineMode, ModeFailure, Stage
+from pytest_cudagraph.decoding.modes.results import EngineMode, ModeFailure, RequestErrors, Stage
 from pytest_cudagraph.decoding.results import GenerationReceipt
 from pytest_cudagraph.errors import InputError
 from pytest_cudagraph.foreign import message_of, printable_lines, value_text
@@ -43,6 +44,11 @@ class ModeRequest:
     count: int
     generations: int
     """Timed ones. One more before them is not timed."""
+    requests: int = 0
+    """Sent at once after them, to count errors."""
+
+
+T = TypeVar("T", int, float)
 
 
 class _Pickler(pickle.Pickler):
@@ -193,6 +199,8 @@ def _read(folder: Path, request: ModeRequest, how: str) -> ModeRun:
         host_bytes=told.get("host_bytes"),
         device_bytes=told.get("device_bytes"),
         receipt=None if receipt is None else GenerationReceipt(**receipt),
+        waited_ratio=told.get("waited_ratio"),
+        errors=None if told.get("errors") is None else RequestErrors.of(request.requests, told["errors"]),
         failure=failure,
         output=() if failure else tuple(graph_lines(folder / "output.txt") or output),
     )
@@ -244,3 +252,47 @@ def _rows(found: Mapping[str, Any]) -> list[RowStamps]:
         RowStamps(start_ns=found["start_ns"], tokens=tuple(tokens), stamps_ns=tuple(stamps_ns))
         for tokens, stamps_ns in zip(found["tokens"], found["stamps_ns"], strict=True)
     ]
+
+
+def joined(runs: Sequence[ModeRun]) -> ModeRun:
+    """The processes of one mode as one. The first load and capture are told, the most memory, and every generation."""
+    failed = next((run for run in runs if run.mode.failure is not None), None)
+    if failed is not None or not runs:
+        return failed or ModeRun(mode=EngineMode())
+    modes = [run.mode for run in runs]
+    mode = replace(
+        modes[0],
+        host_bytes=_most(each.host_bytes for each in modes),
+        device_bytes=_most(each.device_bytes for each in modes),
+        receipt=_receipt([each.receipt for each in modes if each.receipt is not None], len(modes)),
+        waited_ratio=_most(each.waited_ratio for each in modes),
+        errors=_errors([each.errors for each in modes if each.errors is not None]),
+    )
+    return ModeRun(mode=mode, generations=[generation for run in runs for generation in run.generations])
+
+
+def _most(values: Iterable[T | None]) -> T | None:
+    return max((value for value in values if value is not None), default=None)
+
+
+def _receipt(receipts: Sequence[GenerationReceipt], of: int) -> GenerationReceipt | None:
+    """The sum. None if a process told nothing."""
+    if len(receipts) < of:
+        return None
+    return GenerationReceipt(
+        steps=sum(each.steps for each in receipts),
+        replays=sum(each.replays for each in receipts),
+        piecewise=sum(each.piecewise for each in receipts),
+        padded_rows=max(each.padded_rows for each in receipts),
+        eager=dict(sum((Counter(each.eager) for each in receipts), Counter())),
+    )
+
+
+def _errors(errors: Sequence[RequestErrors]) -> RequestErrors | None:
+    if not errors:
+        return None
+    return RequestErrors(
+        requests=sum(each.requests for each in errors),
+        failed=sum(each.failed for each in errors),
+        first=next((each.first for each in errors if each.first), ""),
+    )

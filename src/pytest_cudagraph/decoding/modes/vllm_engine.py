@@ -125,7 +125,7 @@ class LoadedVllm:
 
         loggers.record = keep
 
-    def generate(self, prompts: Sequence[Sequence[int]], count: int) -> Iterator[dict[int, list[int]]]:
+    def generate(self, prompts: Sequence[Sequence[int]], count: int) -> Iterator[dict[int, list[int] | Exception]]:
         """Step the engine until every request has its tokens. Ends of text are ignored."""
         self._generations += 1
         rows = {f"{self._generations}-{row}": row for row in range(len(prompts))}
@@ -136,11 +136,14 @@ class LoadedVllm:
             self._engine.add_request(name, {"prompt_token_ids": list(prompts[row])}, params)
         while self._engine.has_unfinished_requests():
             # A step with a request that has no token yet may hold its prefill, or a part of it.
-            is_decode, self._statistics, step = all(lengths.values()), None, {}
+            is_decode, self._statistics = all(lengths.values()), None
+            step: dict[int, list[int] | Exception] = {}
             for output in self._engine.step():
                 ids, name = output.outputs[0].token_ids, output.request_id
                 step[rows[name]] = list(ids[lengths[name] :])
                 lengths[name] = len(ids)
+                if output.finished and len(ids) < count:
+                    step[rows[name]] = RuntimeError(f"vLLM ended the request: {output.outputs[0].finish_reason}")
             if is_decode and any(step.values()):
                 self._decode.append(self._statistics)
             yield step

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,14 +14,21 @@ from tests.fake_nvml import GIB, FakeNvml
 
 from pytest_cudagraph import InputError
 from pytest_cudagraph.decoding.modes.engines import LoadRequest
-from pytest_cudagraph.decoding.modes.mode_process import generate, used_device_bytes
+from pytest_cudagraph.decoding.modes.mode_process import generate, scheduled_ns, used_device_bytes, waited_ratio
 from pytest_cudagraph.decoding.modes.mode_run import ModeRequest, graph_lines, run_mode
+from pytest_cudagraph.decoding.modes.results import RequestErrors
 
 
-def run(engine, *, timeout_s=60, **arguments):
+def run(engine, *, timeout_s=60, requests=0, **arguments):
     load = LoadRequest(graphs=True, rows=2, device="cpu", threads=1)
     request = ModeRequest(
-        engine=engine, load=load, arguments=arguments, prompts=[[1, 2], [3, 4]], count=4, generations=2
+        engine=engine,
+        load=load,
+        arguments=arguments,
+        prompts=[[1, 2], [3, 4]],
+        count=4,
+        generations=2,
+        requests=requests,
     )
     return run_mode(request, timeout_s)
 
@@ -97,6 +105,35 @@ def test_a_mistake_in_the_use_of_an_engine_is_an_input_error():
 def test_what_the_engine_tells_is_compared_with_what_it_gave(fault, told):
     with pytest.raises(InputError, match=told):
         run(CountingEngine(fault))
+
+
+@pytest.mark.parametrize(
+    ("fault", "failed", "first"),
+    [
+        ("", 0, ""),
+        ("no room", 1, "request 4: RuntimeError: no room"),
+        ("dies of many", 5, "request 0: MemoryError: too many"),
+        ("a row less", 1, "request 0: 0 of 4 tokens"),
+    ],
+)
+def test_requests_that_fail_when_many_are_sent_at_once_are_counted(fault, failed, first):
+    mode = run(CountingEngine(fault), requests=5).mode
+    assert mode.errors == RequestErrors(requests=5, failed=failed, first=first)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "ratio"),
+    [((10, 5), (40, 15), 0.25), ((10, 5), (10, 5), None), ((10, 5), (40, 3), 0.0), (None, (1, 1), None)],
+)
+def test_the_time_that_threads_waited_for_a_core_is_a_share(before, after, ratio):
+    assert waited_ratio(before, after) == ratio
+
+
+@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="the system tells no waits")
+def test_the_waits_of_this_process_are_read():
+    ran_ns, waited_ns = scheduled_ns()
+    assert ran_ns > 0
+    assert waited_ns >= 0
 
 
 def test_numbers_of_other_libraries_are_tokens():
