@@ -94,26 +94,26 @@ def counts(
     ``new`` and ``changed`` are entries that ``plan`` writes. ``changed`` includes entries with other kernels than
     saved. ``no baseline yet`` entries were measured, and are neither saved nor written.
     """
-    found: Counter[str] = Counter()
+    counted: Counter[str] = Counter()
     new, changed = (set(plan.new), set(plan.changed)) if plan else (set(), set())
     unsaved: set[Key] = set()
     for report in reports:
         for batch in report.batches:
             key = (report.name, batch.batch_size)
             # Entries without a baseline are counted below.
-            found.update([batch.word] if batch.word != "no baseline yet" else [])
+            counted.update([batch.word] if batch.word != "no baseline yet" else [])
             is_gain = batch.comparison == "faster" and batch.verdict is Verdict.PASSED
-            found.update(["faster"] if is_gain else [])
-            found.update(["not comparable"] if batch.comparison == "not-comparable" and key not in new else [])
+            counted.update(["faster"] if is_gain else [])
+            counted.update(["not comparable"] if batch.comparison == "not-comparable" and key not in new else [])
             if batch.comparison == "new" and key not in new:
                 unsaved.add(key)
             if _has_other_kernels(batch):
                 changed.add(key)
         if not report.batches:
-            found[report.verdict.words] += 1
-    found["stale"] = len(stale(reports, saved, complete_run=complete_run))
-    found.update({"new": len(new), "changed": len(changed), "no baseline yet": len(unsaved)})
-    return {word: found[word] for word in COUNTED}
+            counted[report.verdict.words] += 1
+    counted["stale"] = len(stale(reports, saved, complete_run=complete_run))
+    counted.update({"new": len(new), "changed": len(changed), "no baseline yet": len(unsaved)})
+    return {word: counted[word] for word in COUNTED}
 
 
 def stale(reports: Iterable[GraphReport], saved: Mapping[Key, SavedBatch], *, complete_run: bool) -> tuple[Key, ...]:
@@ -166,16 +166,16 @@ def _comparison(old: SavedBatch | None, new: SavedBatch | None, max_slowdown: fl
 
 
 def _by_key(reports: Iterable[GraphReport]) -> dict[Key, list[tuple[GraphReport, BatchReport]]]:
-    found: dict[Key, list[tuple[GraphReport, BatchReport]]] = {}
+    measured: dict[Key, list[tuple[GraphReport, BatchReport]]] = {}
     for report in reports:
         for batch in (each for each in report.batches if each.has_entry):
-            found.setdefault((report.name, batch.batch_size), []).append((report, batch))
-    return found
+            measured.setdefault((report.name, batch.batch_size), []).append((report, batch))
+    return measured
 
 
-def _ambiguity(found: Sequence[tuple[GraphReport, BatchReport]]) -> str:
+def _ambiguity(measured: Sequence[tuple[GraphReport, BatchReport]]) -> str:
     # The same test twice is a rerun: the last one counts. Two tests of one name would overwrite each other.
-    nodeids = sorted({report.nodeid for report, _ in found})
+    nodeids = sorted({report.nodeid for report, _ in measured})
     return f"{' and '.join(nodeids)} use the same name: give each its own" if len(nodeids) > 1 else ""
 
 

@@ -29,12 +29,12 @@ class AgainstBase:
 
     revision: str
     max_slowdown: float
-    found: Mapping[Key, BaseComparison]
+    comparisons: Mapping[Key, BaseComparison]
 
     def find(self, name: str, batch_size: int) -> BaseComparison:
         """What was measured of one test at one batch size, or that nothing was."""
         missing = "the processes of the comparison did not come to it"
-        return self.found.get((name, batch_size)) or BaseComparison(revision=self.revision, missing=missing)
+        return self.comparisons.get((name, batch_size)) or BaseComparison(revision=self.revision, missing=missing)
 
 
 def compare_revisions(name: str, command: Command, max_slowdown: float, progress: ShowProgress) -> AgainstBase:
@@ -64,11 +64,11 @@ def compare_revisions(name: str, command: Command, max_slowdown: float, progress
                     progress(f"{side}, process {number + 1} of {look}{left}")
                     samples[side].append(sides[side].sample(folder / f"{side}-{number}"))
                 _check_imports(samples["base"][-1], revision.top, tree, str(revision))
-            found = pair(samples["base"], samples["head"], str(revision))
-            verdicts = {judge_base(compared, max_slowdown).verdict for compared in found.values()}
+            comparisons = pair(samples["base"], samples["head"], str(revision))
+            verdicts = {judge_base(compared, max_slowdown).verdict for compared in comparisons.values()}
             if Verdict.INCONCLUSIVE not in verdicts:
                 break
-    return AgainstBase(revision=str(revision), max_slowdown=max_slowdown, found=found)
+    return AgainstBase(revision=str(revision), max_slowdown=max_slowdown, comparisons=comparisons)
 
 
 def _left_text(spent_s: float, done: int, of: int) -> str:
@@ -105,9 +105,9 @@ def pair(base: Sequence[Sample], head: Sequence[Sample], revision: str) -> dict[
 def _paired(key: Key, base: Sequence[Sample], head: Sequence[Sample], revision: str) -> BaseComparison:
     befores, afters = [each.batches.get(key) for each in base], [each.batches.get(key) for each in head]
     nodeid = next(sample.nodeids[key[0]] for sample in head if key in sample.batches)
-    for samples, found, side in ((base, befores, "base"), (head, afters, "head")):
+    for samples, batches, side in ((base, befores, "base"), (head, afters, "head")):
         ends = [sample.end_of(sample.nodeids.get(key[0], nodeid)) for sample in samples]
-        missing, odd = _missing(key, samples, found, ends, side), _odd(ends)
+        missing, odd = _missing(key, samples, batches, ends, side), _odd(ends)
         if missing:
             return BaseComparison(revision=revision, missing=missing, why=odd.why if odd else "")
     ones, others = _timings(befores), _timings(afters)

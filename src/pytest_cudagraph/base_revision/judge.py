@@ -37,15 +37,15 @@ _UNMOVED = 0.02
 """Smaller changes of the eager side are reported as no change."""
 
 
-def base_change(found: BaseComparison) -> Interval | None:
+def base_change(base: BaseComparison) -> Interval | None:
     """Head's replay over base's, with the 99 % interval of the mean log-ratio over pairs. None without enough pairs.
 
     Each replay is divided by the reference workload of its own process, if there is one, because a slow machine slows
     both. Student's t is over processes: the layout of a process adds noise that more calls do not average out.
     """
-    logs = _log_ratios(found.head_replay_ns, found.base_replay_ns)
-    if found.head_reference_ns:
-        references = _log_ratios(found.head_reference_ns, found.base_reference_ns)
+    logs = _log_ratios(base.head_replay_ns, base.base_replay_ns)
+    if base.head_reference_ns:
+        references = _log_ratios(base.head_reference_ns, base.base_reference_ns)
         logs = [log - reference for log, reference in zip(logs, references, strict=True)]
     quantile = _T_QUANTILES.get(len(logs) - 1)
     if quantile is None:
@@ -56,18 +56,18 @@ def base_change(found: BaseComparison) -> Interval | None:
     )
 
 
-def judge_base(found: BaseComparison, max_slowdown: float, why_not_judged: str = "") -> Judgement:
+def judge_base(base: BaseComparison, max_slowdown: float, why_not_judged: str = "") -> Judgement:
     """Failed when the whole interval is above ``max_slowdown``, passed when it is below, else inconclusive.
 
     A test that the base does not have passes.
     """
-    change = found.change
+    change = base.change
     if change is None:
-        verdict = Verdict.PASSED if found.missing.startswith("new") else Verdict.NOT_JUDGED
-        reason = f"not compared with {found.revision}: {found.missing}{': ' if found.why else ''}{found.why}"
+        verdict = Verdict.PASSED if base.missing.startswith("new") else Verdict.NOT_JUDGED
+        reason = f"not compared with {base.revision}: {base.missing}{': ' if base.why else ''}{base.why}"
         return Judgement(gate="base", verdict=verdict, reason=reason)
-    reason = f"replay is {_change_text(change, found)}; allowed is {percent_text(max_slowdown)}"
-    evidence = _evidence(found)
+    reason = f"replay is {_change_text(change, base)}; allowed is {percent_text(max_slowdown)}"
+    evidence = _evidence(base)
     if why_not_judged:
         evidence = (reason, *evidence)
         reason = f"latency is not judged: {why_not_judged}"
@@ -82,47 +82,47 @@ def judge_base(found: BaseComparison, max_slowdown: float, why_not_judged: str =
     return Judgement(gate="base", verdict=verdict, reason=reason, evidence=evidence, remedy=remedy, accept=accept)
 
 
-def _change_text(change: Interval, found: BaseComparison) -> str:
+def _change_text(change: Interval, base: BaseComparison) -> str:
     """``10 % slower than in HEAD~1 (a1b2c3d), 99% interval +8.9 % to +12 %``."""
-    relative = " relative to the reference workload" if found.head_reference_ns else ""
+    relative = " relative to the reference workload" if base.head_reference_ns else ""
     direction = "slower" if change.estimate >= 1.0 else "faster"
     size = percent_text(abs(change.estimate - 1.0))
     interval = f"99% interval {span_text(change.low, change.high)}"
-    return f"{size} {direction} than in {found.revision}{relative}, {interval}"
+    return f"{size} {direction} than in {base.revision}{relative}, {interval}"
 
 
-def _evidence(found: BaseComparison) -> tuple[str, ...]:
-    pairs = plural(len(found.head_replay_ns), "pair")
-    replay = f"base -> head: replay {change_text(*_levels_ns(found))}, lower quartiles in {pairs} of processes, in turn"
-    return tuple(filter(None, (replay, _eager_text(found), _reference_text(found), _kernels_text(found))))
+def _evidence(base: BaseComparison) -> tuple[str, ...]:
+    pairs = plural(len(base.head_replay_ns), "pair")
+    replay = f"base -> head: replay {change_text(*_levels_ns(base))}, lower quartiles in {pairs} of processes, in turn"
+    return tuple(filter(None, (replay, _eager_text(base), _reference_text(base), _kernels_text(base))))
 
 
-def _levels_ns(found: BaseComparison) -> tuple[float, float]:
+def _levels_ns(base: BaseComparison) -> tuple[float, float]:
     """Base and head, of which the quotient is the change: the head as fast as the machine was for the base."""
-    base_ns = statistics.geometric_mean(found.base_replay_ns)
-    return base_ns, base_ns * (found.change.estimate if found.change else 1.0)
+    base_ns = statistics.geometric_mean(base.base_replay_ns)
+    return base_ns, base_ns * (base.change.estimate if base.change else 1.0)
 
 
-def _reference_text(found: BaseComparison) -> str:
-    if not found.head_reference_ns:
+def _reference_text(base: BaseComparison) -> str:
+    if not base.head_reference_ns:
         return "not divided by a reference workload"
-    change = change_text(statistics.median(found.base_reference_ns), statistics.median(found.head_reference_ns))
+    change = change_text(statistics.median(base.base_reference_ns), statistics.median(base.head_reference_ns))
     return f"divided by the reference workload of each process ({change})"
 
 
-def _eager_text(found: BaseComparison) -> str:
-    logs = _log_ratios(found.head_eager_ns, found.base_eager_ns)
+def _eager_text(base: BaseComparison) -> str:
+    logs = _log_ratios(base.head_eager_ns, base.base_eager_ns)
     if not logs:
         return ""
-    change = change_text(statistics.median(found.base_eager_ns), statistics.median(found.head_eager_ns))
+    change = change_text(statistics.median(base.base_eager_ns), statistics.median(base.head_eager_ns))
     ratio = math.exp(statistics.fmean(logs))
     if abs(ratio - 1.0) < _UNMOVED:
         return f"eager did not change ({change})"
     return f"eager got {percent_text(abs(ratio - 1.0))} {'slower' if ratio > 1.0 else 'faster'} ({change})"
 
 
-def _kernels_text(found: BaseComparison) -> str:
-    before, after = found.base_kernels, found.head_kernels
+def _kernels_text(base: BaseComparison) -> str:
+    before, after = base.base_kernels, base.head_kernels
     if before is None or after is None:
         return ""
     return f"{plural(after, 'kernel')} in both" if before == after else f"{before} -> {plural(after, 'kernel')}"

@@ -90,8 +90,8 @@ def read_process_output(folder: Path) -> tuple[Sample, str]:
 
 def foreign_modules(sample: Sample, top: Path, tree: Path) -> list[str]:
     """Modules that the process imported from ``top`` although its own ``tree`` has the same file."""
-    found = [Path(file) for file in sample.modules if Path(file).is_relative_to(top)]
-    return [str(file.relative_to(top)) for file in found if (tree / file.relative_to(top)).is_file()]
+    imported = [Path(file) for file in sample.modules if Path(file).is_relative_to(top)]
+    return [str(file.relative_to(top)) for file in imported if (tree / file.relative_to(top)).is_file()]
 
 
 def module_files(modules: Iterable[Any]) -> list[str]:
@@ -179,9 +179,10 @@ class RevisionProcess:
 
         An editable install names the repository's own folder. Entries before it on the path take precedence.
         """
-        given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+        search_path = os.environ.get("PYTHONPATH", "").split(os.pathsep)
         below = [entry for entry in sys.path if entry and Path(entry).is_relative_to(self.top)]
-        moved = [str(self.moved(Path(entry))) for entry in [*filter(None, given), *below] if not _is_installed(entry)]
+        sources = [entry for entry in (*filter(None, search_path), *below) if not _is_installed(entry)]
+        moved = [str(self.moved(Path(entry))) for entry in sources]
         path = os.pathsep.join(dict.fromkeys(entry for entry in moved if Path(entry).is_dir()))
         # In a git hook, git in the tests must find the checkout, not the repository of the hook.
         return {**without_git_locals(), **({"PYTHONPATH": path} if path else {})}
@@ -279,9 +280,9 @@ def _take_names(config: pytest.Config) -> list[tuple[Path, str]]:
 
 def _names(path: Path, names: str, item: pytest.Item) -> bool:
     """Whether ``path::names`` names a test, by a folder, file, class, function or parameter."""
-    found = item.nodeid.partition("::")[2]
+    test = item.nodeid.partition("::")[2]
     is_below = path == item.path or path in item.path.parents
-    return is_below and (not names or found == names or found.startswith((f"{names}::", f"{names}[")))
+    return is_below and (not names or test == names or test.startswith((f"{names}::", f"{names}[")))
 
 
 def _skip_text(report: pytest.TestReport | pytest.CollectReport) -> str:

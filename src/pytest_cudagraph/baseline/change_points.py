@@ -78,8 +78,8 @@ def _of(saved: Sequence[SavedBatch], least_change: float) -> EntryHistory:
     moves: list[Move] = []
     for side, machines in sides.items():
         split = [split_at_moves(side, sessions, least_change) for sessions in machines]
-        parts[side] = tuple(part for own, _ in split for part in own)
-        moves += [move for _, own in split for move in own]
+        parts[side] = tuple(part for pieces, _ in split for part in pieces)
+        moves += [move for _, at_ends in split for move in at_ends]
     return EntryHistory(
         name=saved[-1].name,
         batch_size=saved[-1].batch_size,
@@ -109,18 +109,18 @@ def _arm(saved: Sequence[SavedBatch], side: str) -> list[list[Session]]:
     for before, entry in zip((None, *saved), saved, strict=False):
         if before is None or before.device.hardware_changes(entry.device):
             machines.append([])
-        found: Latency | None = getattr(entry, side)
-        if found is not None and (before is None or before.saved_at != entry.saved_at):
-            machines[-1].append(_session_of(found, entry))
+        latency: Latency | None = getattr(entry, side)
+        if latency is not None and (before is None or before.saved_at != entry.saved_at):
+            machines[-1].append(_session_of(latency, entry))
     return machines
 
 
 def _session_of(arm: Latency, entry: SavedBatch) -> Session:
     """With commit and reference of the session that was saved with the latency."""
     sessions = entry.sessions
-    own = next((each for each in reversed(sessions) if each.date == entry.saved_at[:10]), sessions[-1])
-    found = session_of_arm(arm, None, own.software, date=own.date, commit=own.commit)
-    return replace(found, reference_q25_ns=own.reference_q25_ns, reference_median_ns=own.reference_median_ns)
+    beside = next((each for each in reversed(sessions) if each.date == entry.saved_at[:10]), sessions[-1])
+    session = session_of_arm(arm, None, beside.software, date=beside.date, commit=beside.commit)
+    return replace(session, reference_q25_ns=beside.reference_q25_ns, reference_median_ns=beside.reference_median_ns)
 
 
 def split_at_moves(
@@ -182,11 +182,11 @@ def _commits(path: AnyPath) -> tuple[list[str], list[str]]:
     alone = "only the sessions in the file are shown"
     if not isinstance(path, Path):
         return [], [f"{path} is not in a git repository: {alone}"]
-    found = environment.git(path.parent, "log", "--reverse", "--no-show-signature", "--format=%h", "--", path.name)
-    if found is None:
+    commits = environment.git(path.parent, "log", "--reverse", "--no-show-signature", "--format=%h", "--", path.name)
+    if commits is None:
         return [], [f"{path} is not in a git repository with commits, or git is missing: {alone}"]
-    if not found:
+    if not commits:
         return [], [f"{path} was never committed: {alone}"]
     shallow = environment.git(path.parent, "rev-parse", "--is-shallow-repository") == "true"
     hint = "this clone is shallow and may lack earlier revisions: git fetch --unshallow"
-    return found.split(), [hint] if shallow else []
+    return commits.split(), [hint] if shallow else []

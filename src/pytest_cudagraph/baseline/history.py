@@ -136,23 +136,23 @@ def change_of_sessions(sessions: Sequence[Session], now: Session) -> LatencyChan
     divisible = [each for each in sessions if each.reference_median_ns and each.software == now.software]
     if not divisible or now.reference_median_ns is None:
         return _least_change(sessions, now, divided=False)
-    found = _least_change(divisible, now, divided=True)
-    if not found.unrest_log:
-        return found
+    relative = _least_change(divisible, now, divided=True)
+    if not relative.unrest_log:
+        return relative
     # Without this second reading 3.9 % of unchanged replays failed on a busy machine, with it 1.0 %.
     as_it_is = _least_change(divisible, now, divided=False)
-    least = _nearer(found, replace(as_it_is, margin_log=found.margin_log, spread=found.spread))
-    return replace(least, apart_log=max(found.log_ratio - least.log_ratio, 0.0))
+    least = _nearer(relative, replace(as_it_is, margin_log=relative.margin_log, spread=relative.spread))
+    return replace(least, apart_log=max(relative.log_ratio - least.log_ratio, 0.0))
 
 
 def figure_changes(saved: SavedBatch, now: Session) -> dict[str, LatencyChange]:
     """Compare each figure of a session with those of ``saved`` that have it, as :func:`change` compares the replay."""
-    found = {}
+    changes = {}
     for name in now.figures:
         sessions = tuple(_as_replay(each, name) for each in saved.sessions if name in each.figures)
         if sessions:
-            found[name] = change(replace(saved, sessions=sessions), _as_replay(now, name))
-    return found
+            changes[name] = change(replace(saved, sessions=sessions), _as_replay(now, name))
+    return changes
 
 
 def _as_replay(session: Session, name: str) -> Session:
@@ -231,8 +231,8 @@ def is_continued(saved: SavedBatch, new: SavedBatch) -> bool:
     return _is_within(change(saved, new.sessions[-1]))
 
 
-def _is_within(found: LatencyChange) -> bool:
-    return abs(found.log_ratio) + found.apart_log <= found.margin_log - found.unrest_log
+def _is_within(moved: LatencyChange) -> bool:
+    return abs(moved.log_ratio) + moved.apart_log <= moved.margin_log - moved.unrest_log
 
 
 def moved_figures(saved: SavedBatch, new: SavedBatch) -> dict[str, LatencyChange]:

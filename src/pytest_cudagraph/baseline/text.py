@@ -172,8 +172,8 @@ def _session_text(session: Session) -> str:
 def _figures_text(figures: Mapping[str, SavedFigure]) -> str:
     if not figures:
         return ""
-    found = ", ".join(f"{encode_basestring(name)}: {_figure_text(each)}" for name, each in sorted(figures.items()))
-    return f'"figures": {{{found}}}, '
+    texts = ", ".join(f"{encode_basestring(name)}: {_figure_text(each)}" for name, each in sorted(figures.items()))
+    return f'"figures": {{{texts}}}, '
 
 
 def _figure_text(figure: SavedFigure) -> str:
@@ -187,7 +187,7 @@ def _stats(latency: Latency) -> dict[str, Any]:
 
     A mean of latencies follows its outliers: between unchanged runs it moves ten times as far as the median.
     """
-    found = {
+    quantiles = {
         "min": _seconds_text(latency.minimum_ns),
         "q1": _seconds_text(latency.q25_ns),
         "median": _seconds_text(latency.median_ns),
@@ -195,9 +195,9 @@ def _stats(latency: Latency) -> dict[str, Any]:
         "q90": _seconds_text(latency.q90_ns),
     }
     # From the rounded ones: reading and writing again gives the same.
-    least, low, median, high, q90 = map(float, found.values())
+    least, low, median, high, q90 = map(float, quantiles.values())
     iqr = high - low
-    return found | {
+    return quantiles | {
         "hd15iqr": _digits(min(q90, high + 1.5 * iqr)),
         "iqr": _digits(iqr),
         "ld15iqr": _digits(max(least, low - 1.5 * iqr)),

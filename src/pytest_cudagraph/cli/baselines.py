@@ -131,13 +131,13 @@ def _merge(arguments: argparse.Namespace) -> CommandOutput:
         output.require(may_create=True)
     paths = [path for place in inputs for path in _files_of(place)]
     contents = [content_of(path) for path in paths]
-    found = [(entry, content.commit_info) for content in contents for entry in content.entries.values()]
-    stores = {store.path: store for store in (baseline.JsonStore(output, entry.device) for entry, _ in found)}
+    entries = [(entry, content.commit_info) for content in contents for entry in content.entries.values()]
+    stores = {store.path: store for store in (baseline.JsonStore(output, entry.device) for entry, _ in entries)}
     lines = []
     for path, store in sorted(stores.items()):
-        own = [each for each in found if baseline.slug(each[0].device) == path.stem]
-        _, commit_info = max(own, key=lambda each: each[0].saved_at)
-        count, replaced = store.merge([entry for entry, _ in own], commit_info=commit_info)
+        of_store = [each for each in entries if baseline.slug(each[0].device) == path.stem]
+        _, commit_info = max(of_store, key=lambda each: each[0].saved_at)
+        count, replaced = store.merge([entry for entry, _ in of_store], commit_info=commit_info)
         lines.append(f"wrote {path}: {plural(count, 'entry')}")
         lines += [f"  {name}, batch {size}: only the newest, {_NOT_JOINED}" for name, size in replaced]
     return CommandOutput(lines=lines or ["merged nothing: no folder holds a baseline"])

@@ -63,9 +63,9 @@ def _listed(pages: dict[str, str]) -> list[str]:
 
 def _pages() -> dict[str, str]:
     """Every page by its id. Raises :class:`~pytest_cudagraph.errors.CudagraphError` if the pages are missing."""
-    found = {each.name: each for each in _folder().iterdir() if each.name.endswith(_SUFFIX)}
-    found.pop(_INDEX, None)
-    return {name.removesuffix(_SUFFIX): found[name].read_text(encoding="utf-8") for name in sorted(found)}
+    pages = {each.name: each for each in _folder().iterdir() if each.name.endswith(_SUFFIX)}
+    pages.pop(_INDEX, None)
+    return {name.removesuffix(_SUFFIX): pages[name].read_text(encoding="utf-8") for name in sorted(pages)}
 
 
 def _folder() -> Traversable:

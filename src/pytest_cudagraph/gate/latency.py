@@ -47,7 +47,7 @@ def judge_figures(batch: MeasuredBatch, max_slowdown: float) -> tuple[Judgement,
     """
     if batch.replaces_saved or batch.why_not_judged or batch.device is None or isinstance(batch.saved, NoBaseline):
         return ()
-    found = []
+    judgements = []
     for name, change in batch.figure_changes.items():
         comparison = change.comparison(max_slowdown)
         verdict, remedy = _outcome(comparison, batch) if comparison == "slower" else (Verdict.PASSED, "")
@@ -60,8 +60,8 @@ def judge_figures(batch: MeasuredBatch, max_slowdown: float) -> tuple[Judgement,
             evidence=_evidence(batch, batch.saved, batch.device, change),
             remedy=remedy,
         )
-        found.append(judgement)
-    return tuple(found)
+        judgements.append(judgement)
+    return tuple(judgements)
 
 
 def _compared(
@@ -137,17 +137,17 @@ def _has_other_kernels(baseline: SavedBatch, receipt: Receipt | None) -> bool:
 
 def _reason(comparison: Comparison, change: LatencyChange, max_slowdown: float, subject: str = "replay") -> str:
     """The verdict in words, by one statistic. An uncertain one gives the interval first."""
-    found = f"{change.what} {change_text(change.before_ns, change.after_ns)}{_machine(change)}"
+    facts = f"{change.what} {change_text(change.before_ns, change.after_ns)}{_machine(change)}"
     allowed = f"this test allows {percent_text(max_slowdown)}"
     if comparison == "same":
-        return f"{subject} is as fast as in the baseline ({found})"
+        return f"{subject} is as fast as in the baseline ({facts})"
     if comparison == "faster":
-        return f"{subject} is {percent_text(math.expm1(-change.log_ratio))} faster than the baseline ({found})"
+        return f"{subject} is {percent_text(math.expm1(-change.log_ratio))} faster than the baseline ({facts})"
     if comparison == "slower":
         slowdown = percent_text(math.expm1(change.log_ratio))
-        return f"{subject} is {slowdown} slower than the baseline ({found}); {allowed}"
+        return f"{subject} is {slowdown} slower than the baseline ({facts}); {allowed}"
     moved = signed_text(math.exp(change.log_ratio))
-    return f"cannot tell whether {subject} is slower than the baseline: {moved} ({found}); {allowed}"
+    return f"cannot tell whether {subject} is slower than the baseline: {moved} ({facts}); {allowed}"
 
 
 def _machine(change: LatencyChange) -> str:

@@ -41,39 +41,39 @@ def judge_compile_failure(error: CudagraphError) -> Judgement:
     )
 
 
-def judge_agreement(found: Agreement | Disagreement, *, places: tuple[str, ...] = (), fix: str = "") -> Judgement:
+def judge_agreement(agreement: Agreement | Disagreement, *, places: tuple[str, ...] = (), fix: str = "") -> Judgement:
     """Wrong if any replay differed from eager in an output or in state.
 
     ``places`` are the model's lines that cause it, ``fix`` is the remedy.
     """
-    if isinstance(found, Disagreement):
-        return _disagreement(found, places, fix)
-    exactly = "bit for bit" if found.bit_exact else "within tolerance"
-    evidence = [*found.warnings, *found.notes]
-    if found.adversaries:
-        evidence.append(f"the inputs were fresh ones, and: {', '.join(found.adversaries)}")
-    if not found.eager_repeatable:
+    if isinstance(agreement, Disagreement):
+        return _disagreement(agreement, places, fix)
+    exactly = "bit for bit" if agreement.bit_exact else "within tolerance"
+    evidence = [*agreement.warnings, *agreement.notes]
+    if agreement.adversaries:
+        evidence.append(f"the inputs were fresh ones, and: {', '.join(agreement.adversaries)}")
+    if not agreement.eager_repeatable:
         evidence.append("eager itself did not give the same bits twice")
-    if found.not_compared:
-        evidence.append(f"not compared: {', '.join(found.not_compared)}")
+    if agreement.not_compared:
+        evidence.append(f"not compared: {', '.join(agreement.not_compared)}")
     return Judgement(
         gate="check",
         verdict=Verdict.PASSED,
-        reason=f"replay equals eager {exactly} in {plural(found.replays, 'replay')}: "
-        f"{plural(found.leaves, 'output tensor')}, {plural(found.state_tensors, 'state tensor')}",
+        reason=f"replay equals eager {exactly} in {plural(agreement.replays, 'replay')}: "
+        f"{plural(agreement.leaves, 'output tensor')}, {plural(agreement.state_tensors, 'state tensor')}",
         evidence=tuple(evidence),
     )
 
 
-def _disagreement(found: Disagreement, places: tuple[str, ...], fix: str) -> Judgement:
-    cause = (f"hazard {found.finding_id}",) if found.finding_id else ()
+def _disagreement(disagreement: Disagreement, places: tuple[str, ...], fix: str) -> Judgement:
+    cause = (f"hazard {disagreement.finding_id}",) if disagreement.finding_id else ()
     return Judgement(
         gate="check",
         verdict=Verdict.WRONG,
-        reason=f"replay differs from eager in {found.where}: {found.message}",
-        evidence=(*found.evidence, *places, *cause),
+        reason=f"replay differs from eager in {disagreement.where}: {disagreement.message}",
+        evidence=(*disagreement.evidence, *places, *cause),
         remedy=fix,
-        hazard=found.finding_id or "",
+        hazard=disagreement.finding_id or "",
     )
 
 
@@ -124,17 +124,17 @@ def judge_structure(batch: MeasuredBatch, max_new_kernels: int | None) -> Judgem
     if receipt is None or receipt.kernels is None:
         reason = receipt.not_counted if receipt else ""
         return _uncounted(reason or "this backend does not count kernels", allowed)
-    found = plural(receipt.kernels, "kernel")
+    count = plural(receipt.kernels, "kernel")
     if batch.counted is not None:
         saved = batch.counted
     if isinstance(saved, NoBaseline):
         # A first run has nothing to compare with. It must be able to pass.
         asked = allowed if saved.comparison == "not-comparable" else None
-        return _uncounted(f"{found}, not compared: {saved.reason}", asked)
+        return _uncounted(f"{count}, not compared: {saved.reason}", asked)
     if saved.kernels is None:
-        return _uncounted(f"{found}; the baseline holds no count", allowed)
+        return _uncounted(f"{count}; the baseline holds no count", allowed)
     if batch.device is not None and batch.device.kind != saved.device.kind:
-        return _uncounted(f"{found}, not compared: the baseline is of {saved.device.kind}", allowed)
+        return _uncounted(f"{count}, not compared: the baseline is of {saved.device.kind}", allowed)
     before, now = saved.device, batch.device
     evidence = () if now is None else software_changes(before, now)
     if now is not None and before.name != now.name:

@@ -32,39 +32,39 @@ def judge_speedup(batch: MeasuredBatch, min_speedup: float, over: Over = "eager"
     changed. Raises :class:`ValueError` if the measurement was taken against another target.
     """
     timing = batch.timing
-    found = Judgement(
+    judgement = Judgement(
         gate="speedup" if over == "eager" else "over-compiled",
         verdict=Verdict.PASSED,
         reason=f"{found_text(timing, over)}; this test asks for {factor_text(min_speedup)}",
         evidence=_evidence(batch, min_speedup, over),
     )
     if batch.why_not_judged:
-        return not_judged(replace(found, reason=found_text(timing, over)), "speed", batch.why_not_judged)
+        return not_judged(replace(judgement, reason=found_text(timing, over)), "speed", batch.why_not_judged)
     if timing.target_ratio != min_speedup:
         raise ValueError(f"the timing was taken against {timing.target_ratio}, and cannot be judged by {min_speedup}")
     if batch.disturbance:
-        reason, remedy = f"{found.reason}; not decided: {batch.disturbance}", "run again on a quiet device"
-        return replace(found, verdict=Verdict.INCONCLUSIVE, reason=reason, remedy=remedy)
+        reason, remedy = f"{judgement.reason}; not decided: {batch.disturbance}", "run again on a quiet device"
+        return replace(judgement, verdict=Verdict.INCONCLUSIVE, reason=reason, remedy=remedy)
     if timing.decision == "pass":
-        return found
+        return judgement
     if timing.decision == "fail":
-        return replace(found, verdict=Verdict.FAILED, accept=_acceptable(timing))
+        return replace(judgement, verdict=Verdict.FAILED, accept=_acceptable(timing))
     # A smaller minimum helps only if the interval reaches below the present one.
     accept = _acceptable(timing) if timing.speedup.low < min_speedup else None
-    return _undecided(replace(found, verdict=Verdict.INCONCLUSIVE, accept=accept), timing, min_speedup, over)
+    return _undecided(replace(judgement, verdict=Verdict.INCONCLUSIVE, accept=accept), timing, min_speedup, over)
 
 
-def _undecided(found: Judgement, timing: Timing, min_speedup: float, over: Over) -> Judgement:
+def _undecided(judgement: Judgement, timing: Timing, min_speedup: float, over: Over) -> Judgement:
     if _at_threshold(timing.speedup, min_speedup):
         reason = f"{found_text(timing, over)}: at the threshold of {factor_text(min_speedup)}"
-        return replace(found, reason=reason, remedy="more time will not decide it")
+        return replace(judgement, reason=reason, remedy="more time will not decide it")
     why = _why_open(timing, min_speedup) or f"not decided within {seconds_text(timing.measure_ns)}"
-    evidence = found.evidence
+    evidence = judgement.evidence
     if abs(math.log(timing.speedup.estimate / min_speedup)) < math.log1p(timing.detectable_ratio) < math.inf:
         least = percent_text(timing.detectable_ratio)
         evidence = (*evidence, f"a run this long finds a difference of {least} in 80 of 100 cases")
     remedy = "to decide: a larger --cudagraph-time-budget"
-    return replace(found, reason=f"{found.reason}: {why}", evidence=evidence, remedy=remedy)
+    return replace(judgement, reason=f"{judgement.reason}: {why}", evidence=evidence, remedy=remedy)
 
 
 def _why_open(timing: Timing, min_speedup: float) -> str:

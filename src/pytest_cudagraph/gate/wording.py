@@ -106,16 +106,16 @@ def attainable_text(timing: Timing, min_speedup: float, kernels: int | None) -> 
     attainable = timing.attainable_ratio
     if attainable is None or not timing.busy_ns:
         return ""
-    found = f"{factor_text(timing.speedup.estimate)} of at most {factor_text(attainable)}"
+    text = f"{factor_text(timing.speedup.estimate)} of at most {factor_text(attainable)}"
     if attainable < min_speedup and is_quiet(timing):
-        found += ": compute-bound"
+        text += ": compute-bound"
     elif attainable > 1.0:
         share = max(timing.speedup.estimate - 1.0, 0.0) / (attainable - 1.0)
-        found += f": {share:.0%} of what a graph can gain".replace("%", " %")
+        text += f": {share:.0%} of what a graph can gain".replace("%", " %")
     latency = latency_text(timing.busy_ns)
     if kernels == 1:
-        return f"{found}; 1 kernel takes {latency} by itself"
-    return f"{found}; {'its' if kernels is None else kernels} kernels take {latency} by themselves"
+        return f"{text}; 1 kernel takes {latency} by itself"
+    return f"{text}; {'its' if kernels is None else kernels} kernels take {latency} by themselves"
 
 
 def moved_text(

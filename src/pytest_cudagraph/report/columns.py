@@ -34,10 +34,10 @@ def text_of(table: Table, short_names: Mapping[str, str] = _NO_NAMES) -> list[st
         rows = tuple((short_names.get(row[0], row[0]), *row[1:]) for row in rows)
     titles, *lines = grid(columns, rows)
     below = table.remarks or ((),) * len(lines)
-    found = [*above, titles]
+    shown = [*above, titles]
     for line, remarks in zip(lines, below, strict=True):
-        found += [line, *(part for remark in remarks for part in wrapped(remark, MAX_WIDTH, indent="  "))]
-    return found
+        shown += [line, *(part for remark in remarks for part in wrapped(remark, MAX_WIDTH, indent="  "))]
+    return shown
 
 
 def grid(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[str]:

@@ -175,8 +175,8 @@ def _is_missed(verdict: Verdict, report: GraphReport) -> bool:
 
 
 def _missed(batch: BatchReport, report: GraphReport) -> list[Judgement]:
-    found = [judgement for judgement in batch.judgements if _is_missed(judgement.verdict, report)]
-    return sorted(found, key=lambda judgement: -judgement.verdict.severity)
+    missed = [judgement for judgement in batch.judgements if _is_missed(judgement.verdict, report)]
+    return sorted(missed, key=lambda judgement: -judgement.verdict.severity)
 
 
 def _urgency(batch: BatchReport) -> tuple[int, float, int]:
@@ -195,15 +195,16 @@ def _place(batch: BatchReport) -> tuple[int, int]:
 def _batch_lines(shown: Mapping[int, Sequence[Judgement]]) -> list[str]:
     """Each sentence once, with its evidence and its batch sizes."""
     sizes: dict[tuple[str, tuple[str, ...]], list[int]] = {}
-    found: dict[tuple[str, tuple[str, ...]], Judgement] = {}
+    judgements: dict[tuple[str, tuple[str, ...]], Judgement] = {}
     for batch_size, missed in shown.items():
         for judgement in missed:
             key = (judgement.reason, judgement.evidence)
             sizes.setdefault(key, []).append(batch_size)
-            found.setdefault(key, judgement)
-    return [
-        line for key, judgement in found.items() for line in _lines_of(judgement, f"batch {_sizes_text(sizes[key])}: ")
-    ]
+            judgements.setdefault(key, judgement)
+    lines = []
+    for key, judgement in judgements.items():
+        lines += _lines_of(judgement, f"batch {_sizes_text(sizes[key])}: ")
+    return lines
 
 
 def _sizes_text(sizes: Sequence[int]) -> str:

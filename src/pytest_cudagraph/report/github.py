@@ -66,9 +66,9 @@ def _moved(report: GraphReport) -> Iterator[str]:
     """What the gates of latency and structure found to differ from the saved entry."""
     for batch, row in zip(report.batches, rows_of(report), strict=False):
         reasons = [each.reason for each in batch.judgements if each.gate == "baseline"]
-        found = reasons if batch.comparison in ("slower", "faster") else []
-        found += [row.note] if row.note and batch.verdict not in UNTIMED else []
-        yield from (f"{report.name}, batch {batch.batch_size}: {reason}" for reason in found)
+        told = reasons if batch.comparison in ("slower", "faster") else []
+        told += [row.note] if row.note and batch.verdict not in UNTIMED else []
+        yield from (f"{report.name}, batch {batch.batch_size}: {reason}" for reason in told)
 
 
 def _table(rows: Sequence[Row]) -> str:

@@ -112,15 +112,15 @@ def _moved(one: WorkloadCell | None, other: WorkloadCell | None) -> str:
     had, has = (each is not None and each.session is not None for each in (one, other))
     if had != has:
         return "new" if has else "gone"
-    found = change(one, other)
-    if found is None or found.low_log <= 0.0 <= found.high_log:
+    moved = change(one, other)
+    if moved is None or moved.low_log <= 0.0 <= moved.high_log:
         return ""
-    return "faster" if found.high_log < 0.0 else "slower"
+    return "faster" if moved.high_log < 0.0 else "slower"
 
 
 def _change_row(one: WorkloadCell | None, other: WorkloadCell | None, word: str) -> list[str]:
     cell = next(each for each in (other, one) if each is not None)
-    found = change(one, other)
+    moved = change(one, other)
     before, after = (each.latency_ns if each else None for each in (one, other))
     return [
         f"{cell.group}: {cell.workload}",
@@ -128,7 +128,7 @@ def _change_row(one: WorkloadCell | None, other: WorkloadCell | None, word: str)
         cell.way,
         "-" if before is None else latency_text(before),
         "-" if after is None else latency_text(after),
-        "-" if found is None else span_text(math.exp(found.low_log), math.exp(found.high_log)),
+        "-" if moved is None else span_text(math.exp(moved.low_log), math.exp(moved.high_log)),
         word,
     ]
 
@@ -186,8 +186,8 @@ def _notes(reports: Iterable[GraphReport]) -> Table:
                 where.setdefault(key, []).append(name)
         for text in report.notes:
             where.setdefault(("note", text), []).append(report.name)
-    found = sorted(where.items(), key=lambda each: each[0][0] != "warning")
-    return _page_table("warnings and notes", "kind|text|where", [(*key, named(names)) for key, names in found])
+    ordered = sorted(where.items(), key=lambda each: each[0][0] != "warning")
+    return _page_table("warnings and notes", "kind|text|where", [(*key, named(names)) for key, names in ordered])
 
 
 def _parts(report: GraphReport) -> Iterator[tuple[str, Sequence[Judgement], Agreement | None]]:

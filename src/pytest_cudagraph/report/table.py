@@ -97,10 +97,10 @@ def _rendered(rows: Sequence[Row], added: Sequence[ReportColumn]) -> list[str]:
 
 def by_device(reports: Iterable[GraphReport]) -> dict[str, list[GraphReport]]:
     """The reports of each device, by its description."""
-    found: dict[str, list[GraphReport]] = {}
+    groups: dict[str, list[GraphReport]] = {}
     for report in reports:
-        found.setdefault(device_text(report.device) if report.device else "no device", []).append(report)
-    return found
+        groups.setdefault(device_text(report.device) if report.device else "no device", []).append(report)
+    return groups
 
 
 def without_common_folder(rows: Sequence[Row]) -> list[Row]:
@@ -218,10 +218,10 @@ def _named_once(rows: Sequence[Row]) -> list[Row]:
 
 
 def _with_notes(rows: Sequence[Row], lines: Sequence[str]) -> list[str]:
-    found: list[str] = []
+    shown: list[str] = []
     for row, line in zip(rows, lines, strict=True):
-        found += [line, *(part for note in notes_of(row) for part in wrapped(note, MAX_WIDTH, indent="  "))]
-    return found
+        shown += [line, *(part for note in notes_of(row) for part in wrapped(note, MAX_WIDTH, indent="  "))]
+    return shown
 
 
 def notes_of(row: Row) -> list[str]:

@@ -82,8 +82,8 @@ class WorkloadCell:
                 return self.speedup.low > 1.0
             if self.way == "eager" and other.speedup is not None:
                 return other.speedup.high < 1.0
-        found = change(other, self)
-        return found is not None and found.high_log < 0.0
+        moved = change(other, self)
+        return moved is not None and moved.high_log < 0.0
 
 
 def change(before: WorkloadCell | None, after: WorkloadCell | None) -> LatencyChange | None:

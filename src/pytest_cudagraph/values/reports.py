@@ -109,8 +109,8 @@ class GraphReport:
     @property
     def verdict(self) -> Verdict:
         """The worst verdict of the model and of its batch sizes. Not judged if there is none."""
-        found = [j.verdict for j in self.judgements] + [b.verdict for b in self.batches]
-        return max(found, key=lambda v: v.severity, default=Verdict.NOT_JUDGED)
+        verdicts = [j.verdict for j in self.judgements] + [b.verdict for b in self.batches]
+        return max(verdicts, key=lambda v: v.severity, default=Verdict.NOT_JUDGED)
 
     def at(self, batch_size: int) -> BatchReport:
         """The report of one batch size. Raises :class:`KeyError` with the existing sizes."""
