@@ -63,8 +63,10 @@ def document(state: MonitorState) -> dict[str, Any]:
 
 def summary_document(summary: CallSummary) -> dict[str, Any]:
     """The numbers of one name, without what merging needs."""
-    durations = {"mean": summary.mean_ns, "minimum": summary.minimum_ns, "p50": summary.p50_ns,
-                 "p90": summary.p90_ns, "p99": summary.p99_ns, "maximum": summary.maximum_ns}  # fmt: skip
+    durations = {
+        "mean": summary.mean_ns, "standard_deviation": summary.standard_deviation_ns, "minimum": summary.minimum_ns,
+        "p50": summary.p50_ns, "p90": summary.p90_ns, "p99": summary.p99_ns, "maximum": summary.maximum_ns,
+    }  # fmt: skip
     return {
         "name": summary.name,
         "calls": summary.calls,
@@ -95,6 +97,7 @@ def _calls(summary: CallSummary, totals: CallTotals) -> dict[str, Any]:
             "lower_ns": buckets,
             "counts": [durations.counts[each] for each in buckets],
             "total_ns": durations.total_ns,
+            "squares_ns2": float(durations.squares_ns2),
             "minimum_ns": durations.minimum_ns,
             "maximum_ns": durations.maximum_ns,
         },
@@ -142,7 +145,8 @@ def _totals(entry: Mapping[str, Any]) -> CallTotals:
     totals, histogram = CallTotals(), entry["histogram"]
     counts = {_count(lower): _count(n) for lower, n in zip(histogram["lower_ns"], histogram["counts"], strict=True)}
     extremes_ns = (_count_or_none(histogram[key]) for key in ("minimum_ns", "maximum_ns"))
-    totals.durations = from_counts(counts, _count(histogram["total_ns"]), *extremes_ns)
+    total_ns, squares_ns2 = _count(histogram["total_ns"]), round(_number(histogram["squares_ns2"]))
+    totals.durations = from_counts(counts, total_ns, squares_ns2, *extremes_ns)
     totals.failures.update({_text(name): _count(count) for name, count in entry["failures"].items()})
     totals.served.update(_read_served(entry["model_calls"]))
     totals.tokens, totals.rows, totals.synchronized = (_count(entry[key]) for key in ("tokens", "rows", "synchronized"))
@@ -208,8 +212,8 @@ def _ns(seconds: Any) -> int:
     return round(to_ns(_number(seconds)))
 
 
-_LIMITS_NS = tuple(1 << power for power in range(13, 37))
-"""8 µs to 69 s. Powers of two, because they are bounds of our buckets, so that the counts are exact."""
+_LIMITS_NS = (*((1 << power) * quarter // 4 for power in range(13, 36) for quarter in range(4, 8)), 1 << 36)
+"""8 µs to 69 s, four in each power of two: bounds of our buckets, so that the counts are exact."""
 
 _GAUGES = {
     "rss_bytes": ("process_rss", "bytes", 1),

@@ -32,6 +32,8 @@ class CallSummary:
     rows: int
     """The sum of the batch sizes, of calls that succeeded and have one."""
     mean_ns: float | None
+    standard_deviation_ns: float | None
+    """None with fewer than two calls."""
     minimum_ns: float | None
     p50_ns: float | None
     p90_ns: float | None
@@ -197,6 +199,7 @@ class CallTotals:
             tokens=self.tokens,
             rows=self.rows,
             mean_ns=durations.mean_ns,
+            standard_deviation_ns=durations.standard_deviation_ns,
             minimum_ns=durations.minimum_ns,
             p50_ns=durations.quantile_ns(0.50),
             p90_ns=durations.quantile_ns(0.90),

@@ -11,7 +11,9 @@ protobuf, and both are larger than what they would replace.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping
+from itertools import accumulate
 
 _BITS = 7
 """Significant bits of a bucket's bound: 2**6 buckets in each power of two."""
@@ -30,11 +32,11 @@ def _width(lower_ns: int) -> int:
 class DurationHistogram:
     """Counts of durations in ns. ``counts`` maps the lower bound of a bucket to the number of durations in it."""
 
-    __slots__ = ("counts", "maximum_ns", "minimum_ns", "total_ns")
+    __slots__ = ("counts", "maximum_ns", "minimum_ns", "squares_ns2", "total_ns")
 
     def __init__(self) -> None:
         self.counts: dict[int, int] = {}
-        self.total_ns = 0
+        self.total_ns = self.squares_ns2 = 0
         self.minimum_ns: int | None = None
         self.maximum_ns: int | None = None
 
@@ -44,6 +46,7 @@ class DurationHistogram:
         counts = self.counts
         counts[bucket] = counts.get(bucket, 0) + 1
         self.total_ns += nanoseconds
+        self.squares_ns2 += nanoseconds * nanoseconds
         if self.maximum_ns is None or nanoseconds > self.maximum_ns:
             self.maximum_ns = nanoseconds
         if self.minimum_ns is None or nanoseconds < self.minimum_ns:
@@ -54,6 +57,7 @@ class DurationHistogram:
         for bucket, count in other.counts.items():
             self.counts[bucket] = self.counts.get(bucket, 0) + count
         self.total_ns += other.total_ns
+        self.squares_ns2 += other.squares_ns2
         self.minimum_ns = min(_present(self.minimum_ns, other.minimum_ns), default=None)
         self.maximum_ns = max(_present(self.maximum_ns, other.maximum_ns), default=None)
 
@@ -66,6 +70,15 @@ class DurationHistogram:
     def mean_ns(self) -> float | None:
         """Exact. None without durations."""
         return self.total_ns / self.count if self.counts else None
+
+    @property
+    def standard_deviation_ns(self) -> float | None:
+        """Of a sample, exact. None with fewer than two durations."""
+        count = self.count
+        if count < 2:
+            return None
+        # Whole numbers: floats would lose the difference of two large sums.
+        return math.sqrt(max(count * self.squares_ns2 - self.total_ns**2, 0) / (count * (count - 1)))
 
     def quantile_ns(self, fraction: float) -> float | None:
         """The duration with ``fraction`` of all below it or equal, to 0.8 %. None without durations.
@@ -82,12 +95,14 @@ class DurationHistogram:
         return None
 
     def below(self, limits_ns: Iterable[int]) -> list[int]:
-        """The number of durations below each limit. Exact for powers of two, which are bounds of buckets."""
-        return [sum(count for lower, count in self.counts.items() if lower < limit) for limit in limits_ns]
+        """The number of durations below each limit. Exact for bounds of buckets: 64 in each power of two."""
+        lowers = sorted(self.counts)
+        seen = [0, *accumulate(self.counts[lower] for lower in lowers)]
+        return [seen[bisect_left(lowers, limit)] for limit in limits_ns]
 
 
 def from_counts(
-    counts: Mapping[int, int], total_ns: int, minimum_ns: int | None, maximum_ns: int | None
+    counts: Mapping[int, int], total_ns: int, squares_ns2: int, minimum_ns: int | None, maximum_ns: int | None
 ) -> DurationHistogram:
     """A histogram from saved counts. Raises :class:`ValueError` for what no histogram has."""
     for lower, count in counts.items():
@@ -95,7 +110,8 @@ def from_counts(
             raise ValueError(f"{count} durations from {lower} ns are no bucket")
     histogram = DurationHistogram()
     histogram.counts = dict(counts)
-    histogram.total_ns, histogram.minimum_ns, histogram.maximum_ns = total_ns, minimum_ns, maximum_ns
+    histogram.total_ns, histogram.squares_ns2 = total_ns, squares_ns2
+    histogram.minimum_ns, histogram.maximum_ns = minimum_ns, maximum_ns
     return histogram
 
 

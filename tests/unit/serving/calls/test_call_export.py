@@ -5,6 +5,7 @@ import itertools
 import json
 import os
 import platform
+import random
 import signal
 from pathlib import Path
 
@@ -255,3 +256,31 @@ def test_a_damaged_export_is_refused_in_one_error_or_read_whole(process, tmp_pat
         except Exception as error:
             wrong.append((path, value if value != 10**400 else "10**400", repr(error)))
     assert wrong == []
+
+
+def by_prometheus(text, fraction):
+    """``histogram_quantile``: linear within the bucket of the rank."""
+    (family,) = (each for each in openmetrics_families(text) if each.name == "cudagraph_call_duration_seconds")
+    buckets = [(float(each.labels["le"]), each.value) for each in family.samples if each.name.endswith("_bucket")]
+    rank, low, below = fraction * buckets[-1][1], 0.0, 0.0
+    for limit, count in buckets:
+        if count >= rank:
+            return low + (limit - low) * (rank - below) / (count - below)
+        low, below = limit, count
+    raise AssertionError
+
+
+@pytest.mark.parametrize(
+    "draw", [lambda rng: rng.gauss(1.5e6, 1e5), lambda rng: rng.lognormvariate(14, 0.3), lambda rng: 1.1e6]
+)
+def test_quantiles_that_prometheus_derives_are_within_a_quarter_of_the_true_ones(draw):
+    clock, rng = FakeClock(), random.Random(1)
+    monitor, durations = CallMonitor(clock=clock), []
+    for _ in range(2_000):
+        durations.append(int(draw(rng)))
+        with monitor.measure("step"):
+            clock.time_ns += durations[-1]
+    durations.sort()
+    for fraction in (0.5, 0.9, 0.99):
+        true_s = durations[int(fraction * 2_000) - 1] / 1e9
+        assert by_prometheus(monitor.openmetrics(), fraction) == pytest.approx(true_s, rel=0.2), fraction

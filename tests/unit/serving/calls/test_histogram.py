@@ -1,6 +1,7 @@
 """The histogram of durations: its error, its size, and merging without loss."""
 
 import random
+import statistics
 
 import numpy as np
 import pytest
@@ -58,4 +59,10 @@ def test_counts_below_a_power_of_two_are_exact():
 @pytest.mark.parametrize("counts", [{-1: 1}, {0: 0}, {1025: 1}])
 def test_counts_that_no_histogram_has_are_refused(counts):
     with pytest.raises(ValueError, match="are no bucket"):
-        from_counts(counts, 1, 1, 1)
+        from_counts(counts, 1, 1, 1, 1)
+
+
+def test_the_standard_deviation_is_exact_also_of_long_calls_that_hardly_differ():
+    durations = [10**12 + 7 * (number % 3) for number in range(1_000)]
+    assert filled(durations).standard_deviation_ns == pytest.approx(statistics.stdev(durations), rel=1e-12)
+    assert filled([5]).standard_deviation_ns is None
