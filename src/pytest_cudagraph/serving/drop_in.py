@@ -8,7 +8,7 @@ import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from pytest_cudagraph.serving.drop_in_statistics import (
 from pytest_cudagraph.serving.request import CompilerOptions, make_request
 from pytest_cudagraph.serving.served_model import ServedModel
 from pytest_cudagraph.serving.statistics import NoGraphReason
+from pytest_cudagraph.units import to_seconds
 
 _RETURN_SELF = frozenset(
     {"eval", "train", "to", "cpu", "cuda", "half", "float", "double", "bfloat16", "type", "requires_grad_", "apply"}
@@ -76,29 +77,6 @@ class OptimizedModel:
         return self if returned is self._model else returned
 
 
-_COMPILE_TIMEOUT_S = 600.0
-
-
-def create_integrated_compiler(
-    *,
-    enable_cuda_graphs: bool = True,
-    batch_sizes: Sequence[int] = (1, 2, 4, 8),
-    cache_dir: str | Path | None = None,
-    device: str = "auto",
-    max_graphs: int | None = None,
-    compile_timeout_s: float = _COMPILE_TIMEOUT_S,
-) -> IntegratedAOTCompiler:
-    """Create an :class:`IntegratedAOTCompiler`, which has the same arguments."""
-    return IntegratedAOTCompiler(
-        enable_cuda_graphs=enable_cuda_graphs,
-        batch_sizes=batch_sizes,
-        cache_dir=cache_dir,
-        device=device,
-        max_graphs=max_graphs,
-        compile_timeout_s=compile_timeout_s,
-    )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Entry:
     model: Callable[[], Model | None]
@@ -121,7 +99,8 @@ class IntegratedAOTCompiler:
     :meth:`statistics`, and never raised. Safe from any number of threads. ``cache_dir`` keeps ahead-of-time packages
     for later processes; without it, :meth:`cleanup` removes them. ``device`` is ``cuda``, ``cpu``, or ``auto`` for the
     device of the example inputs. ``max_graphs`` limits the graphs of each model. ``compile_timeout_s`` limits the
-    compile of one model for all batch sizes. Raises :class:`~pytest_cudagraph.errors.InputError` for wrong options.
+    compile of one model for all batch sizes; ``max_compilation_time`` is another name of it. Without ``enable_aot``
+    nothing is compiled, only captured. Raises :class:`~pytest_cudagraph.errors.InputError` for wrong options.
     """
 
     def __init__(
@@ -132,15 +111,18 @@ class IntegratedAOTCompiler:
         cache_dir: str | Path | None = None,
         device: str = "auto",
         max_graphs: int | None = None,
-        compile_timeout_s: float = _COMPILE_TIMEOUT_S,
+        compile_timeout_s: float = 600.0,
+        enable_aot: bool = True,
+        max_compilation_time: float | None = None,
     ) -> None:
         self._options = CompilerOptions(
             graphs=enable_cuda_graphs,
             batch_sizes=batch_sizes,
             device=device,
             max_graphs=max_graphs,
-            compile_timeout_s=compile_timeout_s,
+            compile_timeout_s=compile_timeout_s if max_compilation_time is None else max_compilation_time,
         )
+        self._is_compiling = enable_aot
         self._cache_dir = None if cache_dir is None else Path(cache_dir)
         self._own_folder: Path | None = None
         self._entries: tuple[_Entry, ...] = ()  # replaced, never changed: a call reads it without the lock
@@ -170,6 +152,8 @@ class IntegratedAOTCompiler:
         """
         model = model.original if isinstance(model, OptimizedModel) else model
         request = make_request(model, example_inputs, model_config, compilation_mode, batch_dim)
+        if not self._is_compiling:
+            request = make_request(model, example_inputs, model_config, "none", batch_dim)
         with self._building:
             entry = self._find(model, request.key)
             served = entry.served if entry else ServedModel(model, request, self._options)
@@ -206,6 +190,20 @@ class IntegratedAOTCompiler:
         self._release_deleted()
         models = tuple(entry.served.statistics() for entry in self._entries)
         return CompilerStatistics(models=models, unknown=self._others.paths["eager"])
+
+    def get_enhancement_stats(self) -> dict[str, Any]:
+        """:meth:`statistics` as plain data, with the sums of all models. Times in seconds."""
+        statistics = self.statistics()
+        models = [asdict(model) for model in statistics.models]
+        return {
+            "total_calls": statistics.calls,
+            **{f"{path}_calls": count for path, count in statistics.paths.items()},
+            "graph_hit_ratio": statistics.paths["graph"] / statistics.calls if statistics.calls else None,
+            "models_compiled": sum(bool(model["compiled_sizes"]) for model in models),
+            "compile_seconds": to_seconds(sum(model["compile_ns"] for model in models)),
+            "capture_seconds": to_seconds(sum(model["capture_ns"] for model in models)),
+            "models": models,
+        }
 
     def cleanup(self) -> None:
         """Release all graphs, compiled code and temporary packages; later calls run eager, with the reason."""
@@ -262,3 +260,8 @@ class IntegratedAOTCompiler:
             self._own_folder = Path(tempfile.mkdtemp(prefix="pytest-cudagraph-"))
             weakref.finalize(self, shutil.rmtree, self._own_folder, ignore_errors=True)
         return self._own_folder / name
+
+
+def create_integrated_compiler(**options: Any) -> IntegratedAOTCompiler:
+    """Create an :class:`IntegratedAOTCompiler`, which has the same arguments."""
+    return IntegratedAOTCompiler(**options)
