@@ -1,15 +1,15 @@
 """The model's own Python in a call: branches on values that change from call to call, and reads of the date.
 
-Equal calls do not show them: the branch went the same way, and the date was the same.
-"""
+Equal calls do not show them: the branch went the same way, and the date was the same."""
 
 from __future__ import annotations
 
+import ast
 import datetime
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from types import CodeType, FrameType
 from typing import Any
@@ -17,8 +17,7 @@ from typing import Any
 from pytest_cudagraph.audit.trace import Trace
 from pytest_cudagraph.hazards import RawFinding
 from pytest_cudagraph.sources import Sites, library_of, origin_of, user_sites
-from pytest_cudagraph.sources.conditions import branches_on
-from pytest_cudagraph.sources.syntax import running_call
+from pytest_cudagraph.sources.syntax import function_of, name_of, running_call, tests_of
 from pytest_cudagraph.values import Site
 
 # No clocks that tick between two calls (time.time, perf_counter): most are used for timing, and where such a number
@@ -133,3 +132,60 @@ def _reads_now(frame: FrameType, name: str) -> bool:
     call = running_call(frame, frozenset({name}))
     most = _ARGUMENTS_WITHOUT_A_TIME.get(name)
     return call is None or most is None or len(call.args) <= most
+
+
+_NUMBERS = frozenset({"len", "int", "float", "bool", "abs", "round", "min", "max"})
+
+
+def branches_on(code: CodeType, attributes: Collection[str], variables: Collection[str]) -> dict[int, str]:
+    """The lines of conditions (``if``, ``while``, ``a if b else c``) that read one of the values, and its name.
+
+    ``attributes`` are paths such as ``encoder.calls``. ``self.calls`` reads it, and so does ``self.encoder.calls``.
+    ``variables`` are names of globals. A local name of such a value counts too.
+    """
+    known = {*code.co_names, *code.co_freevars}
+    paths = [path for path in map(_steps, attributes) if path[-1] in known]
+    closed_over = {path[0] for path in paths if len(path) == 1 and path[0] in code.co_freevars}
+    names = {name: name for name in {*variables, *closed_over} if name in known and name not in code.co_varnames}
+    if not paths and not names:
+        return {}
+    tree, lines = function_of(code), {line for *_, line in code.co_lines()}
+    names |= dict(_local_names(tree, paths, names))
+    found = ((test.lineno, _read_in(test, paths, names)) for test in tests_of(tree))
+    return {line: name for line, name in found if name and line in lines}
+
+
+def _local_names(tree: ast.AST, paths: list[tuple[str, ...]], names: dict[str, str]) -> Iterator[tuple[str, str]]:
+    """The local names that are assigned from one of the values without a call: ``step = self.steps + 1``."""
+    for node in ast.walk(tree):
+        target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
+        if not isinstance(node, ast.Assign | ast.NamedExpr) or not isinstance(target, ast.Name):
+            continue
+        calls = (each for each in ast.walk(node.value) if isinstance(each, ast.Call))
+        name = _read_in(node.value, paths, names)
+        if name and all(name_of(call.func) in _NUMBERS for call in calls):
+            yield target.id, name
+
+
+def _read_in(tree: ast.AST, paths: list[tuple[str, ...]], names: dict[str, str]) -> str:
+    """The name of the first of the values that an expression reads. Empty if it reads none."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and node.id in names:
+            return names[node.id]
+        if isinstance(node, ast.Attribute):
+            read = _attributes_of(node)
+            if any(path[-len(read) :] == read for path in paths):
+                return ".".join(read)
+    return ""
+
+
+def _attributes_of(node: ast.expr) -> tuple[str, ...]:
+    """``("layers", "calls")`` for ``self.layers[0].calls``."""
+    if isinstance(node, ast.Subscript):
+        return _attributes_of(node.value)
+    return (*_attributes_of(node.value), node.attr) if isinstance(node, ast.Attribute) else ()
+
+
+def _steps(path: str) -> tuple[str, ...]:
+    """``("layers", "calls")`` for ``layers[0].calls``."""
+    return tuple(step.partition("[")[0] for step in path.split("."))
