@@ -4,11 +4,7 @@ A judgement is one sentence (found, allowed), its evidence and its remedy. The r
 device: the sentences here follow after "batch 8:".
 """
 
-from pytest_cudagraph.gate.latency import (
-    interval_basis_text,
-    judge_baseline,
-    judge_figures,
-)
+from pytest_cudagraph.gate.latency import interval_basis_text, judge_baseline, judge_figures
 from pytest_cudagraph.gate.outcomes import (
     judge_agreement,
     judge_capture,

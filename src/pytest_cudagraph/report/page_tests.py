@@ -18,14 +18,7 @@ from pytest_cudagraph.report.plots import (
     speedup_scale,
 )
 from pytest_cudagraph.report.table import Row, cells_of, columns_of, notes_of
-from pytest_cudagraph.units import (
-    bytes_text,
-    factor_text,
-    percent_text,
-    plural,
-    seconds_text,
-    signed_text,
-)
+from pytest_cudagraph.units import bytes_text, factor_text, percent_text, plural, seconds_text, signed_text
 from pytest_cudagraph.values import BatchReport, GraphReport, Judgement, SavedBatch, Timing, Verdict
 
 if TYPE_CHECKING:

@@ -10,16 +10,7 @@ from typing import Any
 from pytest_cudagraph.baseline import change_of_sessions, session_of_arm
 from pytest_cudagraph.report.table import device_text
 from pytest_cudagraph.units import NS_PER_S
-from pytest_cudagraph.values import (
-    BatchReport,
-    GraphReport,
-    Interval,
-    Latency,
-    LatencyChange,
-    Session,
-    Timing,
-    Verdict,
-)
+from pytest_cudagraph.values import BatchReport, GraphReport, Interval, Latency, LatencyChange, Session, Timing, Verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
