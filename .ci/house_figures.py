@@ -22,16 +22,16 @@ SHOWN = 5
 
 LIMITS = {
     "lines of src": 41_000,
-    "modules of src": 260,
-    "lines of the core": 28_600,
-    "modules of the core": 180,
+    "modules of src": 254,
+    "lines of the core": 28_450,
+    "modules of the core": 175,
     "lines of tests": 49_000,
     "circles of imports": 0,
     "class names twice": 0,
     "public names": 90,
     f"functions over {LONG_FUNCTION} lines": 8,
     f"modules over {LONG_MODULE} lines": 8,
-    f"modules below {SHORT_MODULE} lines": 20,
+    f"modules below {SHORT_MODULE} lines": 12,
     f"test files over {LONG_TEST_FILE} lines": 14,
 }
 
