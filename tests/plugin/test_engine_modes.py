@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -44,7 +45,7 @@ def engines(project):
     return project
 
 
-def test_both_modes_are_compared_shown_and_never_saved(engines):
+def test_both_modes_are_compared_shown_and_saved(engines):
     engines.pytester.makepyfile(test_user=GOOD)
     result = engines.measure("--cudagraph-update", "--cudagraph-json=run.json")
     result.assert_outcomes(passed=2)
@@ -61,13 +62,26 @@ def test_both_modes_are_compared_shown_and_never_saved(engines):
         ]
     )
     result.stdout.no_fnmatch_line("not written:*")
-    assert not list(engines.path.glob(".cudagraph/*.json"))
+    (saved,) = engines.path.glob(".cudagraph/*.json")
+    assert saved.read_text().count("test_counts[modes]")
+    assert "test_falls_back" not in saved.read_text()
     found = json.loads((engines.path / "run.json").read_text())["tests"]
     modes = found[1]["batches"][0]["scenario"]["result"]
     assert modes["tokens"] is None
     assert modes["graphs"]["failure"]["error"].startswith("RuntimeError: capture failed:")
     assert modes["graphs"]["failure"]["output"] == ["loading {}"]
     assert found[0]["batches"][0]["scenario"]["result"]["graphs"]["receipt"]["replays"] == 50
+
+
+def test_an_engine_that_is_slower_than_its_saved_session_fails(engines):
+    engines.pytester.makepyfile(test_user=GOOD.partition("@pytest.mark")[0])
+    engines.measure("--cudagraph-update").assert_outcomes(passed=1)
+    (saved,) = engines.path.glob(".cudagraph/*.json")
+    pattern = re.compile(r'"(median|q1|q3|min)": ([0-9.e-]+)')
+    saved.write_text(pattern.sub(lambda each: f'"{each[1]}": {float(each[2]) / 1000:g}', saved.read_text()))
+    result = engines.measure("--cudagraph-max-slowdown=1")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*SlowerThanBaseline: batch 2: replay is * slower than the baseline *"])
 
 
 CONTINUOUS = """

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from pytest_cudagraph import gate
 from pytest_cudagraph.decoding.errors import EngineFailed
 from pytest_cudagraph.decoding.modes.engines import Engine, LoadRequest
 from pytest_cudagraph.decoding.modes.gates import (
@@ -29,7 +31,8 @@ from pytest_cudagraph.foreign import value_text
 from pytest_cudagraph.session.scenario_run import ScenarioContext
 from pytest_cudagraph.settings.parsing import flag, fraction, seconds, whole_number
 from pytest_cudagraph.stats import summaries
-from pytest_cudagraph.values import BatchReport, Interval, Judgement
+from pytest_cudagraph.values import BatchReport, Interval, Judgement, Medians, Receipt, Timing, Verdict
+from pytest_cudagraph.values.timings import Decision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +100,7 @@ class ModesRun:
 
     request: ModesRequest
     scene: ScenarioContext
+    keeps_entry: bool = True
 
     def run_once(self) -> None:
         """Generate once in the eager mode, and judge nothing: a run without ``--cudagraph``."""
@@ -124,6 +128,7 @@ class ModesRun:
                 graphs.append(self._run("graphs", request.generations))
             eager, graph = joined(eagers), joined(graphs)
             found = EngineModes(
+                keeps_entry=self.keeps_entry,
                 engine=request.engine.name, batch_size=size, output_length=self._count, rounds=len(eagers),
                 eager=eager.mode, graphs=graph.mode, tokens=_compared(eager, graph),
             )  # fmt: skip
@@ -170,7 +175,32 @@ class ModesRun:
         found = replace(found, speedup=_speedup(found.eager, found.graphs))
         why_not = self.scene.device_context.why_not_judged
         speed = judge_mode_speed(found, self.scene.case.min_speedup[report.batch_size], why_not)
-        return replace(report, judgements=(*report.judgements, speed), scenario=found, speedup=found.speedup)
+        report = replace(report, judgements=(*report.judgements, speed), scenario=found, speedup=found.speedup)
+        if not found.has_entry:
+            return report
+        timing = _timing(found, speed.verdict, self.scene.case.min_speedup[report.batch_size])
+        return self._against_baseline(report, found, replace(timing, measure_ns=_spent_ns(eager) + _spent_ns(graphs)))
+
+    def _against_baseline(self, report: BatchReport, found: EngineModes, timing: Timing) -> BatchReport:
+        """The inter-token latency with graphs is what an entry keeps, and what is compared with the saved one."""
+        case, device_context = self.scene.case, self.scene.device_context
+        figures = {} if found.graphs.times is None else found.graphs.times.figures()
+        figures.pop("itl", None)
+        receipt = Receipt(
+            batch_size=report.batch_size, operations=None, kernels=None, not_counted="the graphs are the engine's own"
+        )
+        batch = device_context.measured_batch(case.name, report.batch_size, timing, receipt, figures)
+        batch = replace(batch, test=case.nodeid)
+        latency, comparison = gate.judge_baseline(batch, case.max_slowdown)
+        return replace(
+            report,
+            judgements=(*report.judgements, latency, *gate.judge_figures(batch, case.max_slowdown)),
+            figures=figures,
+            timing=timing,
+            receipt=receipt,
+            baseline=batch.saved,
+            comparison=comparison,
+        )
 
 
 def _check_eager(mode: EngineMode) -> None:
@@ -249,4 +279,36 @@ def _speedup(eager: EngineMode, graphs: EngineMode) -> Interval | None:
         estimate=summaries.median(eager_ns) / summaries.median(graphs_ns),
         low=min(eager_ns) / max(graphs_ns) * (1 - (eager.waited_ratio or 0.0)),
         high=max(eager_ns) / min(graphs_ns) / (1 - (graphs.waited_ratio or 0.0)),
+    )
+
+
+def _spent_ns(run: ModeRun) -> int:
+    return sum(max(row.stamps_ns[-1] - row.start_ns for row in generation) for generation in run.generations)
+
+
+_TO_SIGMA = 1.4826
+"""From the median distance to a standard deviation."""
+
+_DECISIONS: dict[Verdict, Decision] = {Verdict.PASSED: "pass", Verdict.FAILED: "fail"}
+
+
+def _timing(found: EngineModes, verdict: Verdict, target_ratio: float) -> Timing:
+    """Both modes as two arms: each generation is a block, and its median inter-token latency a sample."""
+    eager_ns, graphs_ns = found.eager.itl_medians_ns, found.graphs.itl_medians_ns
+    assert found.speedup is not None
+    eager, replay = summaries.latency_summary(eager_ns), summaries.latency_summary(graphs_ns)
+    log_ratios = [math.log(one / other) for one, other in zip(eager_ns, graphs_ns, strict=True)]
+    middle = summaries.median(log_ratios)
+    return Timing(
+        eager=eager,
+        replay=replay,
+        medians=Medians(eager_ns=eager.median_ns, replay_ns=replay.median_ns),
+        speedup=found.speedup,
+        decision=_DECISIONS.get(verdict, "open"),
+        target_ratio=target_ratio,
+        blocks=len(graphs_ns),
+        noise_ratio=_TO_SIGMA * summaries.median([abs(each - middle) for each in log_ratios]),
+        detectable_ratio=math.inf,
+        measure_ns=0,
+        seed=0,
     )

@@ -54,8 +54,9 @@ class CompareModes:
         ``--cudagraph`` the eager mode generates once, and the result is None.
 
         Raises :class:`~pytest_cudagraph.EngineFailed`, :class:`~pytest_cudagraph.FellBackToEager`,
-        :class:`~pytest_cudagraph.TokenMismatch` and :class:`~pytest_cudagraph.SpeedupTooLow` by the gate
-        that is missed, and :class:`~pytest_cudagraph.InputError` for what cannot be run.
+        :class:`~pytest_cudagraph.TokenMismatch`, :class:`~pytest_cudagraph.SpeedupTooLow` and
+        :class:`~pytest_cudagraph.SlowerThanBaseline` by the gate that is missed, and
+        :class:`~pytest_cudagraph.InputError` for what cannot be run.
         """
         __tracebackhide__ = True
         from pytest_cudagraph.decoding.modes.compare import ModesRequest, ModesRun, fallback_notes, token_ids
@@ -73,9 +74,10 @@ class CompareModes:
         call = CallSettings(
             batch_sizes=[len(request.prompts)], min_speedup=min_speedup, name=name, options=options, mark=DECODE
         )
+        keeps = self.context.settings.base is None
         batches = run_scenario(
             self.context, {"modes": call},
             once=lambda case: ModesRun(request=request, scene=ScenarioContext.of(self.context, case)).run_once(),
-            run=lambda scene: [ModesRun(request=request, scene=scene).batch()], notes=fallback_notes,
+            run=lambda scene: [ModesRun(request=request, scene=scene, keeps_entry=keeps).batch()], notes=fallback_notes,
         )  # fmt: skip
         return next(iter(results(batches, EngineModes)), None)

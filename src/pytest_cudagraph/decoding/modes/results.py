@@ -163,8 +163,15 @@ class EngineModes:
     They are wider where other work had the cores, by what a mode waited.
     """
 
+    keeps_entry: bool = True
+    """False in a comparison of revisions, which loads no engine."""
+
     kind: ClassVar[str] = "modes"
-    has_entry: ClassVar[bool] = False
+
+    @property
+    def has_entry(self) -> bool:
+        """Whether both modes were timed."""
+        return self.speedup is not None and self.keeps_entry
 
     @property
     def _named(self) -> dict[str, EngineMode]:

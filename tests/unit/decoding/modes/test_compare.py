@@ -27,7 +27,7 @@ from pytest_cudagraph.decoding.results import GenerationReceipt
 from pytest_cudagraph.session.scenario_run import ScenarioContext
 from pytest_cudagraph.settings.case import CallSettings, make_case
 from pytest_cudagraph.settings.marks import MarkSettings
-from pytest_cudagraph.values import Interval
+from pytest_cudagraph.values import Interval, MeasuredBatch
 
 RAISED = ModeRun(mode=EngineMode(failure=MODE_FAILURE))
 DIED = ModeRun(mode=EngineMode(failure=ModeFailure(stage="load", error="its process was killed", is_raised=False)))
@@ -61,7 +61,10 @@ def judged(monkeypatch):
         case = make_case("a.py::test_a", call, MarkSettings(), SimpleNamespace(
             batch_sizes=(1,), min_speedup=1.15, max_slowdown=0.1, compile="none", device="cpu", time_budget=1.0,
         ))  # fmt: skip
-        context = SimpleNamespace(backend=SimpleNamespace(device="cpu"), device=device, why_not_judged=why_not)
+        context = SimpleNamespace(
+            backend=SimpleNamespace(device="cpu"), device=device, why_not_judged=why_not,
+            measured_batch=lambda name, size, timing, receipt, figures: MeasuredBatch(timing=timing, receipt=receipt),
+        )  # fmt: skip
         scene = ScenarioContext(case=case, device_context=context, progress=lambda line: None)
         return ModesRun(request=request(**asked), scene=scene).batch()
 
@@ -125,7 +128,8 @@ def request(**rest):
 )
 def test_each_fault_has_its_gate(judged, graphs, asked, found):
     report = judged(graphs, **asked)
-    assert ", ".join(f"{each.gate} {each.verdict.value}" for each in report.judgements) == found
+    judged_gates = [f"{each.gate} {each.verdict.value}" for each in report.judgements if each.gate != "baseline"]
+    assert ", ".join(judged_gates) == found
     # What a gate before the speed refuses has no times.
     assert (report.scenario.speedup is None) == ("speedup" not in found or report.scenario.graphs.failure is not None)
 
@@ -154,7 +158,7 @@ def test_the_memory_that_torch_keeps_of_earlier_tests_is_left_to_the_engine(judg
 )
 def test_few_generations_or_processes_decide_nothing(judged, generations, rounds, remedy):
     eager = generated(2000, replays=0, generations=generations)
-    found = judged(generated(1000, generations=generations), eager=eager, rounds=rounds).judgements[-1]
+    found = judged(generated(1000, generations=generations), eager=eager, rounds=rounds).judged_by("speedup")
     assert (found.verdict.value, found.remedy) == ("inconclusive", remedy)
 
 
@@ -190,12 +194,12 @@ def test_what_is_decided_or_not_judged_needs_no_second_process(judged, graphs, a
 def test_a_speedup_that_other_work_on_the_cores_explains_decides_nothing(judged, eager_waited, graphs_waited, verdict):
     eager = generated(2000, replays=0, waited_ratio=eager_waited)
     report = judged(generated(1000, waited_ratio=graphs_waited), eager=eager, min_speedup=1.5)
-    assert report.judgements[-1].verdict.value == verdict
+    assert report.judged_by("speedup").verdict.value == verdict
 
 
 def test_a_slowdown_that_other_work_on_the_cores_explains_decides_nothing(judged):
     waited = generated(1900, waited_ratio=0.4)
-    found = judged(waited, min_speedup=1.5).judgements[-1]
+    found = judged(waited, min_speedup=1.5).judged_by("speedup")
     assert found.verdict.value == "inconclusive"
     assert "graphs waited 40 % of its time for a core" in found.evidence
 
@@ -223,7 +227,19 @@ def test_the_times_are_those_of_the_glossary(judged):
 def test_tokens_that_come_together_have_no_latency_to_judge(judged):
     row = RowStamps(start_ns=0, tokens=(1, 2, 3, 4), stamps_ns=(1000,) * 4)
     together = replace(generated(1000), generations=[[row, row]] * 5)
-    assert judged(together).judgements[-1].reason == "speed was not measured in both modes"
+    assert judged(together).judged_by("speedup").reason == "speed was not measured in both modes"
+
+
+def test_both_modes_are_the_arms_of_an_entry(judged):
+    report = judged(generated(1000))
+    assert report.has_entry
+    timing = report.timing
+    assert (timing.eager.median_ns, timing.replay.median_ns, timing.blocks) == (2000, 1000, 10)
+    assert (timing.decision, timing.noise_ratio, timing.speedup) == ("pass", 0.0, report.speedup)
+    # 20 generations, of which 10 take 11 µs and 10 take 8 µs.
+    assert timing.measure_ns == 10 * 11_000 + 10 * 8_000
+    assert list(report.figures) == ["ttft", "time_per_token"]
+    assert not judged(RAISED, allow_fallback=True).has_entry
 
 
 def test_the_messages_of_the_gates(golden):
