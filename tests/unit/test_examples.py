@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import runpy
+import subprocess
 import sys
 from pathlib import Path
 
@@ -40,3 +42,15 @@ def test_the_pipeline_gets_eagers_answers_also_of_a_model_that_cannot_be_capture
     assert any(line.startswith("adaptive (none) on ") and "0 graph, 0 compiled, 6 eager" in line for line in lines)
     assert caplog.messages[0].startswith("adaptive: not captured: batch 8: ")
     assert code == 0
+
+
+@pytest.mark.slow
+def test_a_plain_pytest_run_of_the_examples_fails_nowhere_and_skips_with_a_reason():
+    command = [sys.executable, "-m", "pytest", str(EXAMPLES), "-q", "-rs", "-p", "no:cacheprovider"]
+    done = subprocess.run(command, cwd=EXAMPLES.parent, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+    *_, last = done.stdout.splitlines()
+    assert re.match(r"\d+ passed, \d+ skipped", last), last
+    assert (
+        "test_linear_classifier.py:31: the model has run once, and nothing was measured: add --cudagraph" in done.stdout
+    )

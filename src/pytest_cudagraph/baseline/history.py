@@ -255,6 +255,8 @@ def continued(saved: SavedBatch, new: SavedBatch) -> SavedBatch:
 def _without_moved(saved: SavedBatch, new: SavedBatch) -> list[Session]:
     """The sessions of ``saved`` without the figures that begin anew."""
     moved = moved_figures(saved, new)
+    if not moved:
+        return list(saved.sessions)
     return [
         replace(each, figures={name: figure for name, figure in each.figures.items() if name not in moved})
         for each in saved.sessions

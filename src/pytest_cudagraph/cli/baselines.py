@@ -10,6 +10,7 @@ from pytest_cudagraph import baseline, gate, report
 from pytest_cudagraph.baseline import AnyPath
 from pytest_cudagraph.cli.output import CommandOutput, content_of, entries_of
 from pytest_cudagraph.errors import CudagraphError
+from pytest_cudagraph.gc_pause import gc_paused
 from pytest_cudagraph.report import Column
 from pytest_cudagraph.units import NS_PER_S, factor_text, latency_text, plural
 from pytest_cudagraph.values import SavedBatch
@@ -124,6 +125,8 @@ def _prune(arguments: argparse.Namespace) -> CommandOutput:
     return CommandOutput(lines=lines or [f"removed nothing: no entry in {place} has such a name and batch size"])
 
 
+# A garbage collection would visit millions of new objects and free none.
+@gc_paused()
 def _merge(arguments: argparse.Namespace) -> CommandOutput:
     # All are read before the first is written.
     inputs, output = map(baseline.any_path, arguments.inputs), baseline.any_path(arguments.output)
