@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
@@ -10,6 +9,7 @@ import torch
 
 from pytest_cudagraph.check.compare import Tolerance
 from pytest_cudagraph.decoding.engine import Generated
+from pytest_cudagraph.decoding.logits import LogitsDifference, logits_difference, not_finite_logits, wide
 from pytest_cudagraph.decoding.results import (
     GenerationReceipt,
     NotFiniteLogits,
@@ -18,9 +18,6 @@ from pytest_cudagraph.decoding.results import (
 )
 from pytest_cudagraph.units import plural
 from pytest_cudagraph.values import Finding, Judgement, Verdict
-
-_BFLOAT16_RTOL = 0.016
-"""That of ``torch.testing.assert_close``."""
 
 
 class TokenComparison(NamedTuple):
@@ -67,87 +64,41 @@ def compare_with_eager(engine: Generates, prompts: torch.Tensor, count: int, tol
     return TokenComparison(_difference(eager, found, eager.tokens != found.tokens, None), found.receipt)
 
 
-class _Largest(NamedTuple):
-    """The difference of logits that exceeds its tolerance by most, or comes closest to it."""
-
-    difference: float
-    tolerance: float
-
-
-def not_finite_logits(logits: torch.Tensor | None) -> NotFiniteLogits | None:
-    """The first place in time of logits (rows, count, vocabulary) that is no choice. -inf rules a token out."""
-    assert logits is not None
-    largest = logits.amax(-1)
-    places = (~largest.isfinite()).T.nonzero()
-    if not len(places):
-        return None
-    position, row = (int(index) for index in places[0])
-    return NotFiniteLogits(row=row, position=position, largest=float(largest[row, position]))
-
-
 def compare_logits(
     eager: Generated, found: Generated, tolerance: Tolerance
 ) -> TokenAgreement | TokenDifference | NotFiniteLogits:
-    """Compare two generations whose steps got the same tokens.
+    """Compare two generations whose steps got the same tokens, by :func:`~pytest_cudagraph.decoding.logits_difference`.
 
-    At each place the logits may differ by ``atol + rtol * size`` of :func:`_tolerance_of_model` and :func:`_sizes`: a
-    small logit is a sum of terms as large as those of a large one. So a token may differ only where eager's two largest
-    logits are at most twice that apart. Such a token is a tie. Not a number is a difference.
+    A token may differ only where eager's two largest logits are at most twice the tolerance apart. Such a token is a
+    tie. Not a number is a difference.
     """
     assert eager.logits is not None
     assert found.logits is not None
     if not_finite := not_finite_logits(eager.logits):
         return not_finite
-    expected, (rtol, atol) = _wide(eager.logits), _tolerance_of_model(eager.logits.dtype, tolerance)
-    differences = absolute_differences(expected, _wide(found.logits)).amax(-1)
-    allowed = atol + rtol * _sizes(expected)
-    worst = int((differences - allowed).nan_to_num(nan=torch.inf).argmax())
-    largest = _Largest(float(differences.flatten()[worst]), float(allowed.flatten()[worst]))
+    difference = logits_difference(eager.logits, found.logits, tolerance)
     # A choice that is none of the logits' largest would be no tie.
+    expected = wide(eager.logits)
     behind = _logits_of(expected, eager.tokens) - _logits_of(expected, found.tokens)
-    beyond = ~(differences <= allowed) | (behind > 2 * allowed)
+    beyond = difference.beyond | (behind > 2 * difference.allowed)
     if bool(beyond.any()):
-        return _difference(eager, found, beyond, largest)
+        return _difference(eager, found, beyond, difference)
     return TokenAgreement(
         compared=eager.tokens.numel(),
         same_shapes=False,
         ties=int((eager.tokens != found.tokens).sum()),
-        largest_difference=largest.difference,
-        tolerance=largest.tolerance,
+        largest_difference=difference.largest,
+        tolerance=difference.tolerance,
     )
-
-
-def _tolerance_of_model(dtype: torch.dtype, tolerance: Tolerance) -> tuple[float, float]:
-    """``(rtol, atol)`` for the logits of a whole model in other shapes.
-
-    The defaults of ``assert_close`` are for one operation, and each layer adds its own rounding. So the relative part
-    is at least half of the dtype's digits, ``sqrt(eps)``, and at most that of bfloat16, which has few digits.
-    """
-    rtol, atol = tolerance.of(dtype)
-    if tolerance.rtol is None:
-        rtol = max(rtol, min(math.sqrt(torch.finfo(dtype).eps), _BFLOAT16_RTOL))
-    return rtol, atol
-
-
-def absolute_differences(expected: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
-    """Element by element. An infinity does not differ from itself: models rule tokens out by it."""
-    return torch.where(expected == found, 0.0, (found - expected).abs())
-
-
-def _sizes(logits: torch.Tensor) -> torch.Tensor:
-    """The size of the logits of each place: the largest or the median, whichever is farther from 0.
-
-    Not the smallest: a logit of ``finfo.min`` or -1e9 rules a token out, and would allow every difference.
-    """
-    largest, median = logits.amax(-1).abs(), logits.median(-1).values.abs()
-    return torch.maximum(*(each.masked_fill(each.isinf(), 0.0) for each in (largest, median)))
 
 
 def _logits_of(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     return logits.gather(-1, tokens[..., None])[..., 0]
 
 
-def _difference(eager: Generated, found: Generated, places: torch.Tensor, largest: _Largest | None) -> TokenDifference:
+def _difference(
+    eager: Generated, found: Generated, places: torch.Tensor, difference: LogitsDifference | None
+) -> TokenDifference:
     """The first of ``places`` (rows, count) in time, which is where the cause is."""
     assert eager.logits is not None
     position, row = (int(index) for index in places.T.nonzero()[0])
@@ -160,14 +111,10 @@ def _difference(eager: Generated, found: Generated, places: torch.Tensor, larges
         differing=int((eager.tokens != found.tokens).sum()),
         compared=eager.tokens.numel(),
         gap=float(two[0] - two[1]),
-        same_shapes=largest is None,
-        largest_difference=largest.difference if largest else None,
-        tolerance=largest.tolerance if largest else None,
+        same_shapes=difference is None,
+        largest_difference=difference.largest if difference else None,
+        tolerance=difference.tolerance if difference else None,
     )
-
-
-def _wide(logits: torch.Tensor) -> torch.Tensor:
-    return logits if logits.dtype == torch.float64 else logits.float()
 
 
 _FIX = (

@@ -14,9 +14,10 @@ from pytest_cudagraph import pytree, state
 from pytest_cudagraph.backends.capture_mode import ObservingMode, claims_capture, replaced
 from pytest_cudagraph.backends.cpu.operators import traits_of
 from pytest_cudagraph.check.compare import Tolerance
-from pytest_cudagraph.decoding.agreement import absolute_differences, judge_finite, not_finite_logits
+from pytest_cudagraph.decoding.agreement import judge_finite
 from pytest_cudagraph.decoding.decoder import Decoder, check_members
 from pytest_cudagraph.decoding.engine import parts
+from pytest_cudagraph.decoding.logits import absolute_differences, not_finite_logits
 from pytest_cudagraph.decoding.results import Counted, Prefill, PrefillBytes
 from pytest_cudagraph.errors import InputError
 from pytest_cudagraph.foreign import value_text
