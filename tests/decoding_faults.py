@@ -161,6 +161,71 @@ class RulesAllOut(NotFinite):
     value = -float("inf")
 
 
+class LargerUnderCapture(ForgetsWhatItAppends):
+    """As a temperature that only the served path has: the choice of the next token stays."""
+
+    rows_kept = 4
+
+    def forward(self, tokens):
+        logits = super().forward(tokens)
+        return logits * 1.01 if self.forgets(tokens) else logits
+
+
+class OneOutputBuffer(DoesNotReset):
+    """It returns the same memory in each call, and its reset keeps a token."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("output", torch.zeros(4 * 64 * 96))
+
+    def forward(self, tokens):
+        logits = super().forward(tokens)
+        return self.output[: logits.numel()].view(logits.shape).copy_(logits)
+
+
+class KeepsNoCache(SmallDecoder):
+    """As a recurrent model whose adapter drops the state: each call sees its own tokens alone."""
+
+    def forward(self, tokens):
+        self.position.zero_()
+        return super().forward(tokens)
+
+    def rewind(self, count):
+        pass
+
+
+class LooksAhead(SmallDecoder):
+    """Its mask is one step late: in a call of several tokens each attends to the next one too."""
+
+    def forward(self, tokens):
+        logits = super().forward(tokens)
+        return torch.cat((logits[:, :-1] + logits[:, 1:], logits[:, -1:]), 1)
+
+
+class SharesBlocks(SmallDecoder):
+    """The second half of the rows is given the blocks of the first."""
+
+    def forward(self, tokens):
+        logits = super().forward(tokens)
+        half = tokens.shape[0] // 2
+        for layer in self.layers:
+            layer.keys[half : 2 * half] = layer.keys[:half]
+        return logits
+
+
+class MixesRows(SmallDecoder):
+    """As a normalisation over the batch."""
+
+    def forward(self, tokens):
+        logits = super().forward(tokens)
+        return logits - logits.mean(0)
+
+
+class DrawsRandomNumbers(SmallDecoder):
+    def forward(self, tokens):
+        return torch.nn.functional.dropout(super().forward(tokens), 0.1)
+
+
 class Counts(SmallDecoder):
     """Its next token is the last one plus 1, modulo 4: a text that repeats."""
 
@@ -294,7 +359,8 @@ FAULTS = {
         decoder=LeaksItsRotaryTable, missed={"tokens": "differ from eager's, first in row"}
     ),
     "scale of all rows, padded": Fault(
-        run=partial(generated, rows=3), decoder=ScaleOfAllRows, missed={"tokens": "differ from eager's, first in row"}
+        run=partial(generated, rows=3), decoder=ScaleOfAllRows,
+        missed={"input": "several tokens in one call must give the logits of as many calls"},
     ),
     "logits that are not numbers": Fault(decoder=NotFinite, missed={"finite": "row 0, token 4 has nan"}),
     "logits that are infinite": Fault(decoder=Infinite, missed={"finite": "row 0, token 4 has inf"}),
@@ -337,6 +403,26 @@ FAULTS = {
     "cache replaced at reset": Fault(
         decoder=ReplacesItsCache, missed={"input": "reset() replaced layers.0.keys and 1 more: write into"}
     ),
+    "logits 1 % larger in a graph": Fault(
+        decoder=LargerUnderCapture, missed={"tokens": "logits differ from eager's, first in row 0, token 1"}
+    ),
+    "reset of the tokens but one, with one output buffer": Fault(
+        decoder=OneOutputBuffer,
+        missed={"input": "after reset() the same tokens must give the same logits; found others"},
+    ),
+    "no cache": Fault(
+        decoder=KeepsNoCache, missed={"input": "several tokens in one call must give the logits of as many calls"}
+    ),
+    "mask that lets a token see the next": Fault(
+        decoder=LooksAhead, missed={"input": "several tokens in one call must give the logits of as many calls"}
+    ),
+    "blocks that two rows share": Fault(
+        decoder=SharesBlocks, missed={"input": "several tokens in one call must give the logits of as many calls"}
+    ),
+    "rows that are mixed": Fault(
+        decoder=MixesRows, missed={"input": "a row must give the same logits whatever the other rows hold"}
+    ),
+    "random numbers": Fault(decoder=DrawsRandomNumbers, missed={"input": "the calls draw random numbers"}),
     "cache that grows": Fault(decoder=Grows, missed={"input": "a call replaced seen: write into the same tensors"}),
     "reset of the tokens but one": Fault(
         decoder=DoesNotReset, missed={"input": "after reset() the same tokens must give the same logits; found others"}

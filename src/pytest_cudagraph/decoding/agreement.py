@@ -48,20 +48,24 @@ class Generates(Protocol):
 def compare_with_eager(engine: Generates, prompts: torch.Tensor, count: int, tolerance: Tolerance) -> TokenComparison:
     """Generate ``count`` tokens eagerly and by graphs. In between the cache gets another request.
 
-    In the same shapes both run freely, and every token must be equal. A padded batch computes other shapes, which
-    round differently. Then each step of both gets eager's tokens (:func:`compare_logits`).
+    In the same shapes both run freely, and every token and every bit of its logits must be equal. A padded batch
+    computes other shapes, which round differently. Then each step of both gets eager's tokens
+    (:func:`compare_logits`).
     """
     eager = engine.generate(prompts, count, graphs=False, keep_logits=True)
     engine.overwrite_cache(prompts, count)
     if engine.rows_of_graph(prompts.shape[0]) != prompts.shape[0]:
         found = engine.generate(prompts, count, forced=eager.tokens, keep_logits=True)
         return TokenComparison(compare_logits(eager, found, tolerance), found.receipt)
-    found = engine.generate(prompts, count)
+    found = engine.generate(prompts, count, keep_logits=True)
     if not_finite := not_finite_logits(eager.logits):
         return TokenComparison(not_finite, found.receipt)
-    if torch.equal(eager.tokens, found.tokens):
-        return TokenComparison(TokenAgreement(compared=eager.tokens.numel(), same_shapes=True), found.receipt)
-    return TokenComparison(_difference(eager, found, eager.tokens != found.tokens, None), found.receipt)
+    assert eager.logits is not None
+    assert found.logits is not None
+    differ = (eager.tokens != found.tokens) | (eager.logits != found.logits).any(-1)
+    if bool(differ.any()):
+        return TokenComparison(_difference(eager, found, differ, None), found.receipt)
+    return TokenComparison(TokenAgreement(compared=eager.tokens.numel(), same_shapes=True), found.receipt)
 
 
 def compare_logits(
@@ -121,6 +125,9 @@ _FIX = (
     "fix: keep the position in a tensor on the device and change it in place: a replay repeats the addresses and "
     "numbers of the capture"
 )
+_FIX_LOGITS = (
+    "fix: look for code that runs only under capture or only without, and for Python values that the capture has frozen"
+)
 _FIX_OTHER_SHAPES = "fix: a row must not depend on the other rows; where the difference is rounding: rtol, atol"
 
 
@@ -143,16 +150,22 @@ def judge_steps(receipt: GenerationReceipt, *, step: str = "decode step") -> Jud
 
 
 def judge_tokens(
-    found: TokenAgreement | TokenDifference | NotFiniteLogits, *, exact: bool, findings: Sequence[Finding] = ()
+    found: TokenAgreement | TokenDifference | NotFiniteLogits,
+    *,
+    exact: bool,
+    findings: Sequence[Finding] = (),
+    other_shapes: str = _FIX_OTHER_SHAPES,
 ) -> Judgement:
     """Wrong if a token differs from eager's. ``exact`` forbids ties too. ``findings`` are the likely cause.
+
+    ``other_shapes`` is the remedy where the two computed other shapes.
 
     Without finite logits of eager there is nothing to compare: then it is the gate ``finite`` that is missed.
     """
     if isinstance(found, NotFiniteLogits):
         return judge_finite(f"row {found.row}, token {found.position}", found.text)
     if isinstance(found, TokenDifference):
-        return _different(found, findings)
+        return _different(found, findings, other_shapes)
     how = "in the same shapes" if found.same_shapes else "teacher-forced"
     ties = f", {plural(found.ties, 'tie')}" if found.ties else ""
     evidence = () if found.same_shapes else (_logits_text(found),)
@@ -174,20 +187,20 @@ def judge_finite(place: str, text: str) -> Judgement:
     )
 
 
-def _different(found: TokenDifference, findings: Sequence[Finding]) -> Judgement:
+def _different(found: TokenDifference, findings: Sequence[Finding], other_shapes: str) -> Judgement:
     what = f"{found.differing} of {found.compared} tokens" if found.differing else "logits"
     first = f"first in row {found.row}, token {found.position}"
     tokens = f": eager gives {found.expected}, the graph {found.found}" if found.expected != found.found else ""
     gap = f"eager's two largest logits are {found.gap:.3g} apart there"
     evidence = [gap, "both generations used the same shapes" if found.same_shapes else _logits_text(found)]
     evidence += [f"{each.site}: {each.message} [{each.id}]" for each in findings if each.site]
-    own = f"fix: {findings[0].fix}" if findings else _FIX
+    same_shapes = f"fix: {findings[0].fix}" if findings else _FIX if found.differing else _FIX_LOGITS
     return Judgement(
         gate="tokens",
         verdict=Verdict.WRONG,
         reason=f"{what} differ from eager's, {first}{tokens}",
         evidence=tuple(evidence),
-        remedy=own if found.same_shapes else _FIX_OTHER_SHAPES,
+        remedy=same_shapes if found.same_shapes else other_shapes,
         hazard=findings[0].id if findings else "",
     )
 

@@ -7,12 +7,15 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from pytest_cudagraph import state
+from pytest_cudagraph import pytree, state
 from pytest_cudagraph.backends.buffers import describe
+from pytest_cudagraph.check.compare import Tolerance
+from pytest_cudagraph.decoding.logits import logits_difference, not_finite_logits
 from pytest_cudagraph.errors import InputError
 from pytest_cudagraph.protocols import Backend
 from pytest_cudagraph.units import first_of
 
+DEFAULT_TOLERANCE = Tolerance()
 _METHODS = ("__call__", "reset", "rewind")
 
 
@@ -50,10 +53,12 @@ class DecoderFacts:
     dtype: torch.dtype
 
 
-def check_decoder(decoder: Any, backend: Backend, rows: int) -> DecoderFacts:
+def check_decoder(decoder: Any, backend: Backend, rows: int, tolerance: Tolerance = DEFAULT_TOLERANCE) -> DecoderFacts:
     """Call a decoder a few times without a graph, and compare what it does with :class:`Decoder`.
 
-    The calls: two tokens, one more, that one again after ``rewind(1)``, and the two again after ``reset()``. Raises
+    First two tokens, one more, that one again after ``rewind(1)``, and the two again after ``reset()``. Then several
+    tokens in one call and one by one, and with other tokens in other rows. There shapes differ, and so do roundings:
+    ``tolerance`` is that of :func:`~pytest_cudagraph.decoding.logits.logits_difference`. Raises
     :class:`~pytest_cudagraph.errors.InputError` for the first difference. The decoder is reset afterwards.
     """
     check_members(decoder)
@@ -63,17 +68,55 @@ def check_decoder(decoder: Any, backend: Backend, rows: int) -> DecoderFacts:
     _check_device(decoder, backend)
     with backend.running():
         decoder.reset()
-        first = _checked_logits(_first_call(decoder, two), rows, 2)
-        addresses = _addresses(decoder)
+        # Cloned: a decoder may return the same memory in each call.
+        first = _checked_logits(_first_call(decoder, two), rows, 2).clone()
+        addresses, generators = _addresses(decoder), backend.rng_state(decoder)
         second = _checked_logits(decoder(one), rows, 1).clone()
+        if not pytree.has_same_tensors(generators, backend.rng_state(decoder)):
+            raise InputError("the calls draw random numbers, so that no two of them are alike: call .eval()")
         _check_in_place(addresses, decoder, "a call")
         decoder.rewind(1)
         _check_same(second, decoder(one), "after rewind(1) the same token must give the same logits")
         decoder.reset()
         _check_same(first, decoder(two), "after reset() the same tokens must give the same logits")
         _check_in_place(addresses, decoder, "reset()")
+        _check_consistency(decoder, _tokens(rows, first.shape[-1], backend.device), tolerance)
         decoder.reset()
     return DecoderFacts(vocabulary=first.shape[-1], dtype=first.dtype)
+
+
+def _tokens(rows: int, vocabulary: int, device: str) -> torch.Tensor:
+    """Token ids (rows, 4), other ones in each row and at each place as far as the vocabulary goes."""
+    numbers = torch.arange(rows)[:, None] * 5 + torch.tensor([[1, 2, 4, 3]])
+    return (numbers % vocabulary).to(device)
+
+
+def _check_consistency(decoder: Decoder, tokens: torch.Tensor, tolerance: Tolerance) -> None:
+    """Whether several tokens in one call are several calls, and whether a row depends on others."""
+    decoder.reset()
+    whole = decoder(tokens).clone()
+    decoder.reset()
+    steps = torch.cat([decoder(tokens[:, [at]]).clone() for at in range(tokens.shape[1])], 1)
+    what = "several tokens in one call must give the logits of as many calls of one token: the cache, or the mask"
+    _check_close(whole, steps[:, -whole.shape[1] :], tolerance, what)
+    for changed in (0, -1) if len(tokens) > 1 else ():
+        others = tokens.clone()
+        others[changed] = tokens[changed].roll(1)
+        decoder.reset()
+        rows = slice(1, None) if changed == 0 else slice(None, -1)
+        what = "a row must give the same logits whatever the other rows hold: blocks of the cache, or scales"
+        _check_close(whole[rows], decoder(others)[rows], tolerance, what)
+
+
+def _check_close(expected: torch.Tensor, found: torch.Tensor, tolerance: Tolerance, what: str) -> None:
+    if not_finite_logits(expected):
+        return  # the gate of finite logits tells it
+    difference = logits_difference(expected, found, tolerance)
+    if bool(difference.beyond.any()):
+        raise InputError(
+            f"{what}; found logits that differ by {difference.largest:.3g}, "
+            f"allowed there are {difference.tolerance:.3g}; where that is rounding: rtol, atol"
+        )
 
 
 def _first_call(decoder: Decoder, tokens: torch.Tensor) -> Any:

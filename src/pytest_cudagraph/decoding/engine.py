@@ -13,7 +13,8 @@ import torch
 from pytest_cudagraph import state
 from pytest_cudagraph.backends import open_backend
 from pytest_cudagraph.backends.buffers import describe
-from pytest_cudagraph.decoding.decoder import Decoder, check_decoder, check_length
+from pytest_cudagraph.check.compare import Tolerance
+from pytest_cudagraph.decoding.decoder import DEFAULT_TOLERANCE, Decoder, check_decoder, check_length
 from pytest_cudagraph.decoding.results import GenerationReceipt
 from pytest_cudagraph.errors import InputError
 from pytest_cudagraph.model_watch import ModelWatch
@@ -59,12 +60,19 @@ class DecodeEngine:
     """
 
     def __init__(
-        self, decoder: Decoder, batch_sizes: Sequence[int], *, backend: Backend | None = None, capture: bool = True
+        self,
+        decoder: Decoder,
+        batch_sizes: Sequence[int],
+        *,
+        backend: Backend | None = None,
+        capture: bool = True,
+        tolerance: Tolerance = DEFAULT_TOLERANCE,
     ) -> None:
         """Check the decoder, then capture its decode step, the largest batch first.
 
         ``backend`` is by default CUDA for a decoder with a tensor on a GPU, else the CPU twin. Without
-        ``capture`` every step runs eagerly.
+        ``capture`` every step runs eagerly. ``tolerance`` is what other shapes may round: several tokens in one call
+        must give the logits of as many calls.
 
         Raises :class:`~pytest_cudagraph.errors.InputError` for a decoder that does not keep its interface, and
         :class:`~pytest_cudagraph.errors.CaptureRefusal`.
@@ -75,7 +83,7 @@ class DecodeEngine:
         self._other_pools: list[GraphPool] = []
         self._watch: ModelWatch | None = None
         for size in sorted(batch_sizes, reverse=True):
-            facts = check_decoder(decoder, self._backend, size)
+            facts = check_decoder(decoder, self._backend, size, tolerance)
             self.vocabulary, self.dtype = facts.vocabulary, facts.dtype
         for size in sorted(batch_sizes, reverse=True) if capture else ():
             self.capture(size, 1)

@@ -257,10 +257,12 @@ class EngineUnderTest:
     def _engine(self, scene: ScenarioContext) -> DecodeEngine:
         """The engine with graphs. It lives until teardown."""
         from pytest_cudagraph.decoding.engine import DecodeEngine
+        from pytest_cudagraph.decoding.prompts import GenerationSettings
 
         sizes = scene.case.batch_sizes if self._graph_sizes is None else _distinct(self._graph_sizes)
         if sizes not in self._engines:
-            engine = DecodeEngine(self.decoder, sizes, backend=scene.device_context.backend)
+            tolerance = GenerationSettings.of(scene.case).tolerance
+            engine = DecodeEngine(self.decoder, sizes, backend=scene.device_context.backend, tolerance=tolerance)
             self._engines[sizes] = self._resources.enter_context(engine)
         return self._engines[sizes]
 

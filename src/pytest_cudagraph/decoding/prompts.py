@@ -57,7 +57,7 @@ def check_lengths(decoder: Decoder, settings: GenerationSettings) -> None:
 def generate_once(decoder: Decoder, case: Case, prompts: torch.Tensor | None) -> None:
     """Generate once per batch size, eagerly, and judge nothing: a run without ``--cudagraph``."""
     settings = GenerationSettings.of(case)
-    with DecodeEngine(decoder, case.batch_sizes, capture=False) as engine:
+    with DecodeEngine(decoder, case.batch_sizes, capture=False, tolerance=settings.tolerance) as engine:
         for size in case.batch_sizes:
             shown = prompts_of(engine, size, settings.prompt_lengths[0]) if prompts is None else prompts
             engine.generate(shown, settings.output_length, graphs=False)
